@@ -1,0 +1,1 @@
+"""A Transformer language model in pure NumPy, with every gradient derived by hand."""

@@ -1,0 +1,21 @@
+"""Starting weights."""
+
+import math
+
+import numpy as np
+
+from numpygpt.module import Array
+
+Seed = np.random.Generator | int | None
+
+
+def truncated_normal(shape: tuple[int, ...], std: float, rng: Seed, dtype: np.typing.DTypeLike) -> Array:
+    """Draw from a normal distribution of mean 0 and deviation `std`, cut at ±3 std by drawing again.
+
+    Drawn in float64 and then rounded to `dtype`, so that a seed means the same weights in every precision.
+    """
+    rng = np.random.default_rng(rng)
+    x = rng.standard_normal(math.prod(shape))
+    while (outside := np.flatnonzero(np.abs(x) > 3)).size:
+        x[outside] = rng.standard_normal(outside.size)
+    return (std * x).reshape(shape).astype(dtype)

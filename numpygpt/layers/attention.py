@@ -1,0 +1,221 @@
+r"""Attention: every position gathers from the positions that it may see."""
+
+import copy
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from numpygpt.einsum import einsum
+from numpygpt.init import Seed
+from numpygpt.layers.linear import Linear
+from numpygpt.layers.position import RotaryPositionalEmbedding
+from numpygpt.layers.softmax import Softmax
+from numpygpt.module import Array, Module, check_positive
+
+
+class ScaledDotProductAttention(Module):
+    r"""$\mathrm{softmax}\big(q k^\top / \sqrt{d_k}\big)\, v$, hidden keys left out exactly.
+
+    Source: Vaswani et al. (2017), arXiv:1706.03762, eq. 1. $d_k$ is the width of a head, not of the model: if
+    features of $q$ and $k$ are independent with variance 1, their product over $d_k$ features has variance $d_k$.
+    Indices: $t$ query position, $s, k$ key positions, $d$ feature of q and k, $e$ feature of v; all leading axes
+    (batch, head) are the same in every array and left out. $\bar z$ means $\partial L/\partial z$.
+
+    **Forward**
+
+    $$a_{ts} = \frac{1}{\sqrt{d_k}} \sum_d q_{td}\, k_{sd} \tag{1}$$
+    $$m_{ts} = a_{ts} \text{ if query } t \text{ may see key } s, \quad -\infty \text{ if not} \tag{2}$$
+    $$p_{ts} = \mathrm{softmax}_s(m_{ts}) \tag{3}$$
+    $$o_{te} = \sum_s p_{ts}\, v_{se} \tag{4}$$
+
+    $e^{-\infty} = 0$: no legal score, however large, lets a hidden key leak (a large negative number in place of
+    $-\infty$ would). A query that sees no key has $p_{ts} = 0$ for all $s$ (see Softmax) and $o_t = 0$.
+
+    **Backward**, given $\bar o$. (4) is a contraction; swap the output with the operand:
+
+    $$\bar v_{se} = \sum_t p_{ts}\, \bar o_{te} \tag{5}$$
+    $$\bar p_{ts} = \sum_e \bar o_{te}\, v_{se} \tag{6}$$
+
+    By softmax's Jacobian, row by row (Softmax, eq. 4):
+
+    $$\bar m_{ts} = p_{ts}\Big(\bar p_{ts} - \sum_k \bar p_{tk}\, p_{tk}\Big) \tag{7}$$
+
+    In (2) a visible score is passed on and a hidden one is a constant, so $\bar a_{ts} = \bar m_{ts}$ where visible
+    and 0 where not; but there $p_{ts} = 0$, so (7) is 0 already, and $\bar a = \bar m$ without a second masking.
+    Then (1) is a contraction again:
+
+    $$\bar q_{td} = \frac{1}{\sqrt{d_k}} \sum_s \bar a_{ts}\, k_{sd} \tag{8}$$
+    $$\bar k_{sd} = \frac{1}{\sqrt{d_k}} \sum_t \bar a_{ts}\, q_{td} \tag{9}$$
+
+    **Reading.** A key is pulled towards the queries whose outputs it would have improved, in proportion to how much
+    they looked at it. With a causal mask, $\bar k_s$ and $\bar v_s$ gather from queries $t \ge s$ only: the arrow
+    of forward, reversed.
+    """
+
+    def __init__(self) -> None:
+        self.softmax = Softmax()
+
+    def forward(
+        self,
+        q: Float[Array, "... queries d_k"],
+        k: Float[Array, "... keys d_k"],
+        v: Float[Array, "... keys d_v"],
+        mask: Bool[Array, "..."] | None = None,
+    ) -> Float[Array, "... queries d_v"]:
+        """Return the attended values. `mask` is true where a query may see a key, and broadcasts to
+        (..., queries, keys).
+        """
+        scale = q.shape[-1] ** -0.5
+        q = scale * q
+        scores = einsum("...td,...sd->...ts", q, k)  # (1)
+        if mask is not None:
+            scores = np.where(mask, scores, -np.inf)  # (2)
+        p = self.softmax.forward(scores)  # (3)
+        self.saved = q, k, v, p, scale
+        return einsum("...ts,...se->...te", p, v)  # (4)
+
+    def backward(
+        self, do: Float[Array, "... queries d_v"]
+    ) -> tuple[Float[Array, "... queries d_k"], Float[Array, "... keys d_k"], Float[Array, "... keys d_v"]]:
+        """Return the gradients of q, k and v."""
+        q, k, v, p, scale = self.saved  # this q is the scaled one
+        dv = einsum("...ts,...te->...se", p, do)  # (5)
+        dp = einsum("...te,...se->...ts", do, v)  # (6)
+        da = self.softmax.backward(dp)  # (7)
+        dq = scale * einsum("...ts,...sd->...td", da, k)  # (8)
+        dk = einsum("...ts,...td->...sd", da, q)  # (9), its factor is in q
+        return dq, dk, dv
+
+
+class MultiHeadAttention(Module):
+    r"""Causal self-attention in $H$ heads, which may share $G \le H$ key/value heads.
+
+    Source: Vaswani et al. (2017), arXiv:1706.03762, section 3.2.2; fewer key/value heads: Shazeer (2019),
+    arXiv:1911.02150 ($G = 1$), Ainslie et al. (2023), arXiv:2305.13245, section 2.2. Query head $h$ uses key/value
+    head $g = \lfloor h/R \rfloor$, $R = H/G$: heads $gR \dots gR + R - 1$ form group $g$, as in Llama's
+    checkpoints. Indices: $t, s$ positions, $c$ feature of the model, $g$ key/value head, $r$ query head inside its
+    group, $d$ feature inside a head. Batch axes are left out.
+
+    **Forward**
+
+    $$q = W_q x, \qquad k = W_k x, \qquad v = W_v x \tag{1}$$
+
+    *Split.* The $H d_k$ features of $q$ at a position are read as $(g, r, d)$, those of $k$ and $v$ as $(g, 1, d)$:
+
+    $$q_{grtd} = q_{t,\,(gR + r)\,d_k + d}, \qquad k_{g1sd} = k_{s,\,g\,d_k + d} \tag{2}$$
+
+    *Rotate*, if there is a RoPE: $q_{grtd}$ by the angles of position $t$, $k$ by those of $s$.
+
+    $$q' = \mathrm{RoPE}(q), \qquad k' = \mathrm{RoPE}(k) \tag{3}$$
+
+    *Attend.* Key $s$ is visible to query $t$ iff $\mathrm{position}(s) \le \mathrm{position}(t)$ (and a given mask
+    allows it). Nothing in attention links one query to another, so the $R$ heads of a group simply are $RT$ queries
+    to its $T$ keys:
+
+    $$o_{g,(rt),d} = \mathrm{attention}\big(q'_{g,(rt),d},\; k'_{gsd},\; v_{gsd}\big) \tag{4}$$
+
+    *Merge* is (2) backwards, and the heads are mixed by
+
+    $$y = W_o\, o, \qquad o_{t,\,(gR + r)\,d_k + d} = o_{grtd} \tag{5}$$
+
+    **Backward**, each step undone in turn. $\bar o = W_o^\top \bar y$ by Linear. Split and merge only rename
+    elements, each to one place: their Jacobian is a permutation matrix, whose transpose is its inverse. So the
+    gradient of a merge is a split and that of a split a merge:
+
+    $$\bar o_{grtd} = \bar o_{t,\,(gR + r)\,d_k + d} \tag{6}$$
+
+    Attention gives $\bar q', \bar k', \bar v$; in (4) the sum over queries of $\bar k'$ and $\bar v$ runs over $(r,
+    t)$, and so over all heads that share the key. RoPE turns back, and the heads are merged again:
+
+    $$\bar q', \bar k', \bar v = \mathrm{attention\ backward}(\bar o), \qquad
+      \bar q = \mathrm{RoPE}^{-1}(\bar q'), \qquad \bar k = \mathrm{RoPE}^{-1}(\bar k') \tag{7}$$
+
+    $x$ fed all three projections, so three gradients add:
+
+    $$\bar x = W_q^\top \bar q + W_k^\top \bar k + W_v^\top \bar v \tag{8}$$
+
+    **Reading.** Heads don't meet before $W_o$: permuting them (with the columns of $W_o$) changes nothing.
+    An output has no gradient in any later token.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        rope: RotaryPositionalEmbedding | None = None,
+        bias: bool = False,
+        *,
+        dtype: np.typing.DTypeLike = np.float32,
+        rng: Seed = None,
+    ):
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        check_positive(d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads)
+        if d_model % num_heads:
+            raise ValueError(f"num_heads {num_heads} doesn't divide d_model {d_model}")
+        if num_heads % num_kv_heads:
+            raise ValueError(f"num_kv_heads {num_kv_heads} doesn't divide num_heads {num_heads}")
+        d_k = d_model // num_heads
+        if rope is not None and rope.d_k != d_k:
+            raise ValueError(f"rope is for heads of width {rope.d_k}, but d_model / num_heads is {d_k}")
+        self.num_kv_heads, self.group, self.d_k = num_kv_heads, num_heads // num_kv_heads, d_k
+        rng = np.random.default_rng(rng)
+        self.q_proj = Linear(d_model, d_model, bias, dtype=dtype, rng=rng)
+        self.k_proj = Linear(d_model, num_kv_heads * d_k, bias, dtype=dtype, rng=rng)
+        self.v_proj = Linear(d_model, num_kv_heads * d_k, bias, dtype=dtype, rng=rng)
+        self.output_proj = Linear(d_model, d_model, bias, dtype=dtype, rng=rng)
+        # q and k are two uses, and so is another attention with the same rope: each has a copy that saves for itself.
+        # The tables are shared.
+        self.q_rope, self.k_rope = copy.copy(rope), copy.copy(rope)
+        self.attention = ScaledDotProductAttention()
+
+    def forward(
+        self,
+        x: Float[Array, "... seq d_model"],
+        token_positions: Int[Array, "... seq"] | None = None,
+        mask: Bool[Array, "... seq seq"] | None = None,
+    ) -> Float[Array, "... seq d_model"]:
+        """Return the attended x. Positions are 0..seq-1 unless given as (seq,) or with leading axes.
+
+        `mask` (..., seq, seq) is true where a query (first axis) may see a key, as far as causality allows.
+        """
+        if token_positions is None:
+            token_positions = np.arange(x.shape[-2], like=x)
+        visible = token_positions[..., :, None] >= token_positions[..., None, :]
+        if mask is not None:
+            visible = visible & mask
+        q, k, v = self.q_proj.forward(x), self.k_proj.forward(x), self.v_proj.forward(x)  # (1)
+        q, k, v = self.split_heads(q), self.split_heads(k), self.split_heads(v)  # (2)
+        if self.q_rope is not None:
+            t = token_positions[..., None, None, :]
+            q, k = self.q_rope.forward(q, t), self.k_rope.forward(k, t)  # (3)
+        visible = np.concatenate([visible] * self.group, axis=-2)[..., None, :, :]
+        o = self.attention.forward(self.fold(q), self.fold(k), self.fold(v), visible)  # (4)
+        return self.output_proj.forward(self.merge_heads(self.unfold(o, self.group)))  # (5)
+
+    def backward(self, dy: Float[Array, "... seq d_model"]) -> Float[Array, "... seq d_model"]:
+        """Add the gradients of the projections; return that of x."""
+        do = self.split_heads(self.output_proj.backward(dy))  # (6)
+        dq, dk, dv = self.attention.backward(self.fold(do))  # (7)
+        dq, dk, dv = self.unfold(dq, self.group), self.unfold(dk, 1), self.unfold(dv, 1)
+        if self.q_rope is not None:
+            dq, dk = self.q_rope.backward(dq), self.k_rope.backward(dk)  # (7)
+        dq, dk, dv = self.merge_heads(dq), self.merge_heads(dk), self.merge_heads(dv)
+        return self.q_proj.backward(dq) + self.k_proj.backward(dk) + self.v_proj.backward(dv)  # (8)
+
+    def split_heads(self, z: Float[Array, "... seq features"]) -> Float[Array, "... kv group seq d_k"]:
+        """Read features as (kv head, head in its group, d_k) and bring the sequence axis behind the heads (2)."""
+        return np.moveaxis(z.reshape(*z.shape[:-1], self.num_kv_heads, -1, self.d_k), -4, -2)
+
+    def merge_heads(self, z: Float[Array, "... kv group seq d_k"]) -> Float[Array, "... seq features"]:
+        """Undo split_heads (5)."""
+        z = np.moveaxis(z, -2, -4)
+        return z.reshape(*z.shape[:-3], -1)
+
+    def fold(self, z: Float[Array, "... kv group seq d_k"]) -> Float[Array, "... kv rows d_k"]:
+        """Join the axes of group and sequence: R heads of T positions become RT rows (4)."""
+        return z.reshape(*z.shape[:-3], -1, z.shape[-1])
+
+    def unfold(self, z: Float[Array, "... kv rows d_k"], group: int) -> Float[Array, "... kv group seq d_k"]:
+        """Undo fold, for so many heads in a group: R of queries, one of keys and values."""
+        return z.reshape(*z.shape[:-2], group, -1, self.d_k)

@@ -1,0 +1,71 @@
+r"""Cross-entropy: what the model should have said, scored."""
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from numpygpt.layers.norm import at_least_float32
+from numpygpt.module import Array, Module, check_ids
+
+
+class CrossEntropy(Module):
+    r"""Mean of $-\log p(\text{target})$ over the counted positions, straight from logits, in nats.
+
+    Source: Bishop (2006), *Pattern Recognition and Machine Learning*, eqs. 4.104 and 4.108-4.109, averaged over
+    positions. Positions whose target is `ignore_index` are not counted. **Departure:** with none counted the loss
+    is 0 and the gradient 0 (others return NaN). float16 logits are computed in float32.
+    Indices: $n$ runs over all positions together, $v, k$ over the vocabulary; $y_n$ is the target; $N$ positions
+    count, those with $a_n = 1$ (others have $a_n = 0$). $\bar z$ means $\partial L/\partial z$.
+
+    **Forward.** With $p = \mathrm{softmax}(x)$, $-\log p_{y} = \log \sum_v e^{x_v} - x_y$. Taking the largest logit
+    $M_n$ out of the sum keeps every exponential at or below 1 and the logarithm's argument at or above 1:
+
+    $$z_{nv} = x_{nv} - M_n, \qquad M_n = \max_v x_{nv} \tag{1}$$
+    $$\ell_n = \log \sum_v e^{z_{nv}} - z_{n y_n} \tag{2}$$
+    $$L = \frac1N \sum_n a_n\, \ell_n \tag{3}$$
+
+    **Backward**, given $\bar L$ (1, when the loss is the end). From (3), $\bar\ell_n = a_n \bar L/N$. In (2) the
+    shift $M_n$ cancels, so it may be held fixed: $\partial z_{nk}/\partial x_{nv} = \delta_{kv}$, and
+
+    $$\frac{\partial \ell_n}{\partial x_{nv}} = \frac{e^{z_{nv}}}{\sum_k e^{z_{nk}}} - \mathbb 1[v = y_n]
+      = p_{nv} - \mathbb 1[v = y_n] \tag{4}$$
+    $$\bar x_{nv} = \frac{a_n\, \bar L}{N}\,\big(p_{nv} - \mathbb 1[v = y_n]\big) \tag{5}$$
+
+    The same through softmax's own backward: $\bar p_v = -\mathbb 1[v = y]/p_y$ put into
+    $\bar x_v = p_v(\bar p_v - \sum_k \bar p_k p_k)$ gives $p_v\big(-\mathbb 1[v = y]/p_y + 1\big) = p_v - \mathbb
+    1[v = y]$: the division by a probability, which may be 0, cancels. That is why the loss starts from logits.
+
+    **Reading.** The gradient is what the model said less what was so; at each counted position it sums to zero.
+    """
+
+    def __init__(self, ignore_index: int | None = None):
+        self.ignore_index = ignore_index
+
+    def forward(self, logits: Float[Array, "... vocab"], targets: Int[Array, "..."]) -> float:
+        """Return the mean loss. IndexError for a target outside 0..V-1 that isn't `ignore_index`."""
+        vocab_size = logits.shape[-1]
+        if targets.shape != logits.shape[:-1]:
+            raise ValueError(f"targets of shape {targets.shape} don't fit logits of shape {logits.shape}")
+        counted = np.ones_like(targets, dtype=bool)
+        if self.ignore_index is not None:
+            counted = targets != self.ignore_index
+            targets = np.where(counted, targets, 0)
+        check_ids(targets, vocab_size, "target")
+        x = at_least_float32(logits).reshape(-1, vocab_size)
+        target, a = targets.reshape(-1), counted.reshape(-1)
+        n = np.arange(target.size, like=target)
+        z = x - np.max(x, axis=-1, keepdims=True)  # (1)
+        target_z = z[n, target]
+        exp_z = np.exp(z, out=z)
+        total = np.sum(exp_z, axis=-1, keepdims=True)
+        losses = np.log(total[:, 0]) - target_z  # (2)
+        count = max(int(np.sum(a)), 1)
+        self.saved = exp_z, total, n, target, a, count, logits.shape, logits.dtype
+        return float(np.sum(np.where(a, losses, 0))) / count  # (3)
+
+    def backward(self, dloss: float = 1.0) -> Float[Array, "... vocab"]:
+        """Return the gradient of the logits."""
+        exp_z, total, n, target, a, count, shape, dtype = self.saved
+        dx = exp_z / total  # (4), p
+        dx[n, target] -= 1  # (4)
+        dx *= np.where(a, dloss / count, 0)[:, None].astype(dx.dtype)  # (5)
+        return dx.reshape(shape).astype(dtype, copy=False)

@@ -1,0 +1,162 @@
+r"""Positions: attention alone can't tell in which order tokens stand; these tell it.
+
+Every layer here takes `token_positions`, integers that broadcast against the sequence axis of its input: (seq,),
+the same for all sequences, or with leading axes. Positions are counted from 0; one that isn't in the table is an
+error.
+"""
+
+import math
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from numpygpt.init import Seed
+from numpygpt.layers.embedding import Embedding
+from numpygpt.module import Array, Module, check_ids, check_positive
+
+
+class SinusoidalPositions(Module):
+    r"""Adds a fixed vector of sines and cosines to each position.
+
+    Source: Vaswani et al. (2017), arXiv:1706.03762, section 3.5. $t$ is the position; an odd $D$ ends on a sine.
+
+    $$P_{t,2i} = \sin\big(t / 10000^{2i/D}\big), \qquad P_{t,2i+1} = \cos\big(t / 10000^{2i/D}\big) \tag{1}$$
+    $$y_{tc} = x_{tc} + P_{tc} \tag{2}$$
+
+    **Backward.** $P$ is constant, and $\partial y_{tc}/\partial x_{tc} = 1$:
+
+    $$\bar x = \bar y \tag{3}$$
+
+    **Reading.** A constant that is added is invisible to the gradient.
+    """
+
+    def __init__(self, max_seq_len: int, d_model: int, *, dtype: np.typing.DTypeLike = np.float32):
+        check_positive(max_seq_len=max_seq_len, d_model=d_model)
+        frequency = 10000.0 ** (-np.arange(0, d_model, 2) / d_model)
+        angle = np.arange(max_seq_len)[:, None] * frequency
+        table = np.zeros((max_seq_len, d_model))
+        table[:, 0::2] = np.sin(angle)
+        table[:, 1::2] = np.cos(angle)[:, : d_model // 2]
+        self.table = table.astype(dtype)  # (1)
+
+    def forward(
+        self, x: Float[Array, "... seq d_model"], token_positions: Int[Array, "..."]
+    ) -> Float[Array, "... seq d_model"]:
+        """Return x plus the vectors of its positions."""
+        check_ids(token_positions, self.table.shape[0], "position")
+        return x + self.table[token_positions]  # (2)
+
+    def backward(self, dy: Float[Array, "... seq d_model"]) -> Float[Array, "... seq d_model"]:
+        """Return the gradient of x, which is dy."""
+        return dy  # (3)
+
+
+class LearnedPositions(Module):
+    r"""Adds a learned vector to each position.
+
+    Source: Gehring et al. (2017), arXiv:1705.03122, section 3.1; used by GPT-2. The vectors $P$ are an Embedding
+    over positions $t_n$, with its start (deviation 1). Indices: $n$ runs over all positions of all sequences
+    together.
+
+    $$y_{nc} = x_{nc} + P_{t_n c} \tag{1}$$
+
+    **Backward.** A sum hands its cotangent to both terms; Embedding's (2) then scatters it into $P$:
+
+    $$\bar x_{nc} = \bar y_{nc}, \qquad \bar P_{tc} = \sum_{n:\, t_n = t} \bar y_{nc} \tag{2}$$
+
+    **Reading.** The vector of a position learns from that position in every sequence.
+    """
+
+    def __init__(self, max_seq_len: int, d_model: int, *, dtype: np.typing.DTypeLike = np.float32, rng: Seed = None):
+        check_positive(max_seq_len=max_seq_len, d_model=d_model)
+        self.embeddings = Embedding(max_seq_len, d_model, dtype=dtype, rng=rng)
+        self.embeddings.what = "position"
+
+    def forward(
+        self, x: Float[Array, "... seq d_model"], token_positions: Int[Array, "..."]
+    ) -> Float[Array, "... seq d_model"]:
+        """Return x plus the vectors of its positions."""
+        return x + self.embeddings.forward(np.broadcast_to(token_positions, x.shape[:-1]))  # (1)
+
+    def backward(self, dy: Float[Array, "... seq d_model"]) -> Float[Array, "... seq d_model"]:
+        """Add the gradient of the vectors; return that of x."""
+        self.embeddings.backward(dy)  # (2)
+        return dy  # (2)
+
+
+class RotaryPositionalEmbedding(Module):
+    r"""RoPE: turns each pair of features of a query or key by an angle proportional to its position.
+
+    Source: Su et al. (2021), arXiv:2104.09864, eqs. 13 to 16 and 34. Pair $i = 0 \dots d_k/2 - 1$ of a head of
+    width $d_k$ consists of features
+
+    - `layout="interleaved"`: $(2i,\ 2i + 1)$, as in the paper and in Llama's original weights;
+    - `layout="half"`: $(i,\ i + d_k/2)$, as in Hugging Face's checkpoints.
+
+    The two differ by a fixed permutation of the features of q and k. A model made with one and run with the other
+    gives fluent nonsense, and no error.
+
+    **Forward**, at position $t$, with a pair written $(x_1, x_2)$:
+
+    $$\phi_{ti} = t\; \theta^{-2i/d_k} \tag{1}$$
+    $$\begin{pmatrix} y_1 \\ y_2 \end{pmatrix} = R(\phi) \begin{pmatrix} x_1 \\ x_2 \end{pmatrix}, \qquad
+      R(\phi) = \begin{pmatrix} \cos\phi & -\sin\phi \\ \sin\phi & \cos\phi \end{pmatrix} \tag{2}$$
+
+    **Backward**, given $(\bar y_1, \bar y_2)$. (2) is linear, so its Jacobian is $R$ itself, and the gradient is
+    multiplied by its transpose: $\bar x_1 = \bar y_1 \,\partial y_1/\partial x_1 + \bar y_2\, \partial y_2/\partial
+    x_1 = \cos\phi\, \bar y_1 + \sin\phi\, \bar y_2$, and likewise $\bar x_2$. Cosine is even and sine odd, so
+
+    $$\bar x = R(\phi)^\top \bar y = R(-\phi)\, \bar y \tag{3}$$
+
+    **Reading.** The gradient is turned back by the angle by which the value was turned: backward is forward with
+    the sine's sign changed, and undoes it. Rotations keep lengths. And $\langle R(\phi) q, R(\psi) k\rangle =
+    \langle q, R(\psi - \phi) k\rangle$: scores depend on the distance of two positions alone.
+    """
+
+    def __init__(
+        self,
+        theta: float,
+        d_k: int,
+        max_seq_len: int,
+        layout: str = "interleaved",
+        *,
+        dtype: np.typing.DTypeLike = np.float32,
+    ):
+        check_positive(d_k=d_k, max_seq_len=max_seq_len)
+        if d_k % 2:
+            raise ValueError(f"RoPE turns pairs of features, so the head width d_k must be even, not {d_k}")
+        if not (theta > 0 and math.isfinite(theta)):
+            raise ValueError(f"RoPE's theta must be positive and finite, not {theta!r}")
+        if layout not in ("interleaved", "half"):
+            raise ValueError(f'layout must be "interleaved" or "half", not {layout!r}')
+        self.d_k, self.max_seq_len, self.layout = d_k, max_seq_len, layout
+        angle = np.arange(max_seq_len)[:, None] * float(theta) ** (-np.arange(0, d_k, 2) / d_k)  # (1)
+        self.cos, self.sin = np.cos(angle).astype(dtype), np.sin(angle).astype(dtype)
+
+    def forward(
+        self, x: Float[Array, "... seq d_k"], token_positions: Int[Array, "..."]
+    ) -> Float[Array, "... seq d_k"]:
+        """Return x (..., seq, d_k) turned; `token_positions` broadcast against (..., seq)."""
+        check_ids(token_positions, self.max_seq_len, "position")
+        cos, sin = self.cos[token_positions], self.sin[token_positions]
+        self.saved = cos, sin
+        return self.rotate(x, cos, sin)  # (2)
+
+    def backward(self, dy: Float[Array, "... seq d_k"]) -> Float[Array, "... seq d_k"]:
+        """Return the gradient of x: dy turned back."""
+        cos, sin = self.saved
+        return self.rotate(dy, cos, -sin)  # (3)
+
+    def rotate(self, x: Array, cos: Array, sin: Array) -> Array:
+        """Turn every pair of x by the angle of the given cosine and sine, as (2) says."""
+        y = np.empty_like(x)
+        (x1, x2), (y1, y2) = self.pairs(x), self.pairs(y)
+        np.subtract(cos * x1, sin * x2, out=y1)
+        np.add(sin * x1, cos * x2, out=y2)
+        return y
+
+    def pairs(self, x: Array) -> tuple[Array, Array]:
+        """Return views of the first and the second features of all pairs, each (..., seq, d_k/2)."""
+        if self.layout == "interleaved":
+            return x[..., 0::2], x[..., 1::2]
+        return x[..., : self.d_k // 2], x[..., self.d_k // 2 :]

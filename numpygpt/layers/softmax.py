@@ -1,0 +1,57 @@
+r"""Softmax: scores become probabilities."""
+
+import numpy as np
+from jaxtyping import Float
+
+from numpygpt.module import Array, Module
+
+
+class Softmax(Module):
+    r"""$p_s = e^{x_s} / \sum_{s'} e^{x_{s'}}$ along one axis.
+
+    Source: Bishop (2006), *Pattern Recognition and Machine Learning*, eqs. 4.104 and 4.106 (the Jacobian).
+    A score of $-\infty$ gets probability 0 exactly. **Departure:** a row of nothing but $-\infty$ gives zeros
+    (others give NaN), since an attention query that sees no key must not disturb the rest.
+    Indices: $s, k$ run along the axis. $\bar z$ means $\partial L/\partial z$.
+
+    **Forward.** Dividing numerator and denominator by $e^M$, $M = \max_s x_s$, changes nothing but the size of
+    the numbers: every exponent is at most 0, and the sum lies between 1 and its number of terms.
+
+    $$e_s = e^{x_s - M} \tag{1}$$
+    $$p_s = e_s \Big/ \sum_k e_k \tag{2}$$
+
+    **The Jacobian.** Since $M$ changes nothing, it may be held fixed. With $Z = \sum_k e_k$,
+    $\partial e_k/\partial x_s = \delta_{ks}\, e_s$ and $\partial Z/\partial x_s = e_s$, so by the quotient rule
+
+    $$\frac{\partial p_k}{\partial x_s} = \frac{\delta_{ks}\, e_s}{Z} - \frac{e_k\, e_s}{Z^2}
+      = p_s\,(\delta_{ks} - p_k) \tag{3}$$
+
+    **Backward**, given $\bar p$. Multiply (3) by $\bar p_k$ and sum over $k$; no Jacobian is ever stored:
+
+    $$\bar x_s = \sum_k \bar p_k\, p_s\,(\delta_{ks} - p_k)
+      = p_s \Big(\bar p_s - \sum_k \bar p_k\, p_k\Big) \tag{4}$$
+
+    **Reading.** A score is pushed up as far as its cotangent exceeds the average cotangent under $p$. Adding a
+    constant to all scores changes nothing, so $\sum_s \bar x_s = 0$. Where $p_s = 0$, the gradient is 0 exactly: a
+    hidden key gets none.
+    """
+
+    def __init__(self, axis: int = -1):
+        self.axis = axis
+
+    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Return probabilities along the axis; zeros where all of x is -inf."""
+        largest = np.max(x, axis=self.axis, keepdims=True)
+        largest = np.where(largest == -np.inf, 0, largest)  # -inf - -inf would be NaN
+        p = np.exp(x - largest)  # (1)
+        total = np.sum(p, axis=self.axis, keepdims=True)
+        p /= np.where(total == 0, 1, total)  # (2)
+        self.saved = p
+        return p
+
+    def backward(self, dp: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Return the gradient of x."""
+        p = self.saved
+        dx = dp - np.sum(dp * p, axis=self.axis, keepdims=True)  # the bracket of (4), from (3)
+        dx *= p  # (4)
+        return dx

@@ -1,0 +1,290 @@
+"""Parameters and the tree of modules that holds them.
+
+Every parameter is a view into a flat buffer: one vector of values and one of gradients. A layer made alone
+has a small buffer for each of its parameters; a model lays all of them into one. Whatever treats all weights
+alike (optimiser, clipping, moving to a device) then works on whole vectors and never needs to know a layer.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+Array = Any  # a numpy.ndarray, or any array that answers NumPy's calls (NEP 13, 18, 35), as CuPy's do
+
+
+class Parameter:
+    """A learned array: `.value`, and `.grad` of the same shape, into which every backward adds.
+
+    Both are views into `buffer`. Assigning to either copies into the view (shapes must match), so a parameter
+    never leaves its buffer unnoticed.
+    """
+
+    def __init__(self, value: Array):
+        self.name = ""  # its first name in the model; only messages use it
+        self.shape: tuple[int, ...] = value.shape
+        self.size = int(value.size)
+        self.buffer: FlatBuffer
+        self.offset: int
+        FlatBuffer([self], value.reshape(-1))
+
+    @property
+    def value(self) -> Array:
+        """The weights."""
+        return self._value
+
+    @value.setter
+    def value(self, value: Array) -> None:
+        self._copy(self._value, value)
+
+    @property
+    def grad(self) -> Array:
+        """The gradient of the loss with respect to the weights, summed over backward calls."""
+        return self._grad
+
+    @grad.setter
+    def grad(self, grad: Array) -> None:
+        self._copy(self._grad, grad)
+
+    def _copy(self, view: Array, array: Array) -> None:
+        if array is view:  # `p.grad += g` added in place, then assigns the same view back
+            return
+        if array.shape != self.shape:
+            raise ValueError(f"parameter {self.name!r} has shape {self.shape}, not {array.shape}")
+        view[...] = array
+
+    @property
+    def decays(self) -> bool:
+        """Whether weight decay applies: to matrices (linear and embedding weights), not to gains and biases."""
+        return len(self.shape) >= 2
+
+    def place(self, buffer: "FlatBuffer", offset: int) -> None:
+        """Become a view into `buffer`, from element `offset` on."""
+        self.buffer, self.offset = buffer, offset
+        here = slice(offset, offset + self.size)
+        self._value = buffer.value[here].reshape(self.shape)
+        self._grad = buffer.grad[here].reshape(self.shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copied or unpickled view would be an array of its own: leave the views out and make them anew.
+        return {k: v for k, v in vars(self).items() if k not in ("_value", "_grad")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Copying follows a circle (buffer, its parameters, their buffer): whichever is whole last makes the views.
+        vars(self).update(state)
+        if hasattr(self.buffer, "grad"):
+            self.place(self.buffer, self.offset)
+
+    def __repr__(self) -> str:
+        return f"Parameter({self.name!r}, shape={self.shape}, dtype={self.value.dtype})"
+
+
+class FlatBuffer:
+    """A vector of values and a vector of gradients, and the parameters that are views into them."""
+
+    def __init__(self, parameters: Iterable[Parameter], value: Array | None = None):
+        """Lay `parameters` end to end, in the order given, keeping their values (or taking `value`)."""
+        self.parameters = list(parameters)
+        if value is None:
+            dtypes = {str(p.value.dtype) for p in self.parameters}
+            if len(dtypes) > 1:
+                raise TypeError(f"one flat buffer holds one dtype, but these parameters have {sorted(dtypes)}")
+            value = np.concatenate([p.value.reshape(-1) for p in self.parameters])
+        self.value = value
+        self.grad = np.zeros_like(value)
+        self._place()
+
+    def _place(self) -> None:
+        offset = 0
+        for p in self.parameters:
+            p.place(self, offset)
+            offset += p.size
+
+    def convert(self, function: Callable[[Array], Array]) -> None:
+        """Replace both vectors by `function` of them (a move to another device); parameters follow."""
+        self.value, self.grad = function(self.value), function(self.grad)
+        self._place()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        for p in self.parameters:
+            if hasattr(p, "offset"):
+                p.place(self, p.offset)
+
+
+class Span(NamedTuple):
+    """Elements start..stop-1 of a buffer: a whole vector for those who need no shapes."""
+
+    buffer: FlatBuffer
+    start: int
+    stop: int
+    decays: bool
+
+    @property
+    def value(self) -> Array:
+        """The weights, a view."""
+        return self.buffer.value[self.start : self.stop]
+
+    @property
+    def grad(self) -> Array:
+        """Their gradients, a view."""
+        return self.buffer.grad[self.start : self.stop]
+
+
+def spans(parameters: Iterable[Parameter]) -> list[Span]:
+    """Return the fewest vectors that cover `parameters`, each once: neighbours in a buffer are joined.
+
+    A vector holds either matrices or gains and biases, so that weight decay is a property of the whole of it.
+    A model, whose matrices lie before its gains, gives two.
+    """
+    unique = {id(p): p for p in parameters}.values()
+    rank: dict[int, int] = {}
+    for p in unique:
+        rank.setdefault(id(p.buffer), len(rank))
+    joined: list[Span] = []
+    for p in sorted(unique, key=lambda p: (rank[id(p.buffer)], p.offset)):
+        last = joined[-1] if joined else None
+        if last and last.buffer is p.buffer and last.stop == p.offset and last.decays == p.decays:
+            joined[-1] = last._replace(stop=p.offset + p.size)
+        else:
+            joined.append(Span(p.buffer, p.offset, p.offset + p.size, p.decays))
+    return joined
+
+
+class Module:
+    """A layer, or a tree of layers.
+
+    A layer has `forward`, which keeps in `self.saved` what `backward` will need, and `backward`, which takes the
+    gradient of the loss with respect to forward's output (the cotangent), *adds* the gradients of its parameters
+    to their `.grad`, and returns the gradient with respect to forward's input. `backward` belongs to the latest
+    `forward`; called twice, it adds twice. Neither changes an array that it was given.
+    """
+
+    training = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run forward."""
+        return self.forward(*args, **kwargs)
+
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+
+    def children(self) -> Iterator[tuple[str, "Module"]]:
+        """Yield the modules held as attributes, or in lists that are attributes, with their names."""
+        for name, item in vars(self).items():
+            if isinstance(item, Module):
+                yield name, item
+            elif isinstance(item, list):
+                for i, element in enumerate(item):
+                    if isinstance(element, Module):
+                        yield f"{name}.{i}", element
+
+    def modules(self) -> Iterator["Module"]:
+        """Yield this module and all below it (one that is shared comes more than once)."""
+        yield self
+        for _, child in self.children():
+            yield from child.modules()
+
+    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        """Yield each parameter once, with its dotted name; a tied one under the first of its names."""
+        seen: set[int] = set()
+        for name, p in self._all_named_parameters(prefix):
+            if id(p) not in seen:
+                seen.add(id(p))
+                yield name, p
+
+    def _all_named_parameters(self, prefix: str) -> Iterator[tuple[str, Parameter]]:
+        for name, item in vars(self).items():
+            if isinstance(item, Parameter):
+                yield prefix + name, item
+        for name, child in self.children():
+            yield from child._all_named_parameters(f"{prefix}{name}.")
+
+    def parameters(self) -> list[Parameter]:
+        """Return each parameter once."""
+        return [p for _, p in self.named_parameters()]
+
+    def state_dict(self) -> dict[str, Array]:
+        """Return a copy of every parameter's value, by name."""
+        return {name: p.value.copy() for name, p in self.named_parameters()}
+
+    def load_state_dict(self, state: dict[str, Array]) -> None:
+        """Copy values from `state`. Names and shapes must match both ways; nothing is changed if they don't.
+
+        A second name of a tied parameter may be present, if it holds the same values.
+        """
+        own = dict(self.named_parameters())
+        names = {id(p): name for name, p in own.items()}
+        tied = {name: names[id(p)] for name, p in self._all_named_parameters("") if name not in own}
+        missing = sorted(own.keys() - state.keys())
+        unknown = sorted(state.keys() - own.keys() - tied.keys())
+        if missing or unknown:
+            raise ValueError(f"state does not fit this module: missing {missing}, unknown {unknown}")
+        for name, p in own.items():
+            if state[name].shape != p.shape:
+                raise ValueError(f"{name} has shape {p.shape} here and {state[name].shape} in the given state")
+        for name, first in tied.items():
+            if name in state and not np.array_equal(state[name], state[first]):
+                raise ValueError(f"{name} is tied to {first} here, but the given state holds different values")
+        for name, p in own.items():
+            p.value = state[name]
+
+    def zero_grad(self) -> None:
+        """Set every gradient to zero."""
+        for span in spans(self.parameters()):
+            span.grad[...] = 0
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch to training (dropout acts), here and below."""
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def eval(self) -> Self:
+        """Switch to evaluation (dropout is the identity), here and below."""
+        return self.train(False)
+
+    def to(self, device: str | Callable[[Array], Array]) -> Self:
+        """Move parameters and tables to `device`: "cpu", "cuda" (through CuPy), or a function of an array."""
+        move = mover(device) if isinstance(device, str) else device
+        for buffer in {id(p.buffer): p.buffer for p in self.parameters()}.values():
+            buffer.convert(move)
+        for module in self.modules():
+            module.saved = None
+            for name, item in vars(module).items():
+                if hasattr(item, "__array_function__"):
+                    setattr(module, name, move(item))
+        return self
+
+    saved: Any = None
+
+
+def mover(device: str) -> Callable[[Array], Array]:
+    """Return the function that copies an array to "cpu" or "cuda"."""
+    if device == "cpu":
+        return lambda x: x.get() if hasattr(x, "get") else x  # .get() is CuPy's explicit copy to the host
+    if device == "cuda":
+        try:
+            import cupy
+        except ImportError as error:
+            raise ImportError(
+                'device "cuda" needs CuPy: pip install "numpygpt[cuda12]" or "numpygpt[cuda13]"'
+            ) from error
+        return cupy.asarray
+    raise ValueError(f'device must be "cpu" or "cuda", not {device!r}')
+
+
+def check_positive(**sizes: int) -> None:
+    """Raise ValueError, naming the argument, unless every size is an integer of at least 1."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+            raise ValueError(f"{name} must be an integer of at least 1, not {size!r}")
+
+
+def check_ids(ids: Array, size: int, what: str) -> None:
+    """Raise unless `ids` are integers in 0..size-1 (NumPy would wrap negative ones, CuPy all of them)."""
+    if ids.dtype.kind not in "iu":
+        raise TypeError(f"{what}s must be integers, not {ids.dtype}")
+    if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= size):
+        bad = ids[(ids < 0) | (ids >= size)].reshape(-1)[0]
+        raise IndexError(f"{what} {int(bad)} is outside 0..{size - 1}")

@@ -1,0 +1,210 @@
+r"""The optimiser: Adam and AdamW, clipping, and the learning-rate schedule."""
+
+import math
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from numpygpt.module import Array, Parameter, Span, spans
+
+PIECE = 200_000  # elements of a vector worked on at once, so that a step's temporary arrays stay in the cache
+
+
+def pieces(length: int) -> Iterator[slice]:
+    """Yield slices that cut a vector into pieces."""
+    for start in range(0, length, PIECE):
+        yield slice(start, start + PIECE)
+
+
+def finite_squared_norm(vectors: list[Span]) -> float:
+    """Return the sum of all squared gradients: maybe infinite by overflow. Refuse any gradient not finite.
+
+    Raises FloatingPointError that names the parameter, before anything is changed.
+    """
+    total = 0.0
+    for span in vectors:
+        square = float(np.dot(span.grad, span.grad))
+        if not math.isfinite(square) and not bool(np.all(np.isfinite(span.grad))):
+            bad = [p for p in span.buffer.parameters if not bool(np.all(np.isfinite(p.grad)))]
+            raise FloatingPointError(
+                f"the gradient of {bad[0].name or 'a parameter'} {bad[0].shape} is not finite; nothing was changed"
+            )
+        total += square
+    return total
+
+
+def clip_grad_norm(parameters: Iterable[Parameter], max_norm: float) -> float:
+    r"""Scale all gradients together so that their norm is at most `max_norm`; return the norm there was.
+
+    Source: Pascanu, Mikolov & Bengio (2013), arXiv:1211.5063, algorithm 1.
+
+    $$N = \sqrt{\textstyle\sum_p \sum_j g_{pj}^2} \tag{1}$$
+    $$g \leftarrow g \cdot \min(1,\ \texttt{max\_norm} / N) \tag{2}$$
+
+    Squares of float32 overflow beyond 1.8e19 and vanish below 1e-23. If (1) is near either end, it is taken of
+    $g/M$, $M = \max|g|$, and multiplied by $M$. A shared parameter counts once. A gradient of zeros stays.
+
+    **Reading.** The direction is kept, the length is bounded: a step along a cliff isn't longer than others.
+
+    Raises FloatingPointError if a gradient isn't finite, and ValueError unless max_norm is positive.
+    """
+    if not max_norm > 0:
+        raise ValueError(f"max_norm must be positive, not {max_norm!r}")
+    vectors = spans(parameters)
+    norm = math.sqrt(finite_squared_norm(vectors))  # (1)
+    if not 1e-12 < norm < math.inf:
+        largest = max((float(np.max(np.abs(span.grad))) for span in vectors), default=0.0)
+        if largest == 0.0:
+            return 0.0
+        scaled = (span.grad / largest for span in vectors)
+        norm = largest * math.sqrt(sum(float(np.dot(g, g)) for g in scaled))  # (1)
+    if norm > max_norm:
+        for span in vectors:
+            grad = span.grad
+            grad *= max_norm / norm  # (2)
+    return norm
+
+
+class Adam:
+    r"""Adam: steps of the size of the learning rate, whatever the size of the gradients.
+
+    Source: Kingma & Ba (2015), arXiv:1412.6980, algorithm 1; `weight_decay` adds an L2 penalty to the gradient
+    ($g \leftarrow g + \lambda p$), on matrices only.
+
+    **A step.** With $t = 1, 2, \dots$, element by element,
+
+    $$m_t = \beta_1 m_{t-1} + (1 - \beta_1)\, g_t \tag{1}$$
+    $$v_t = \beta_2 v_{t-1} + (1 - \beta_2)\, g_t^2 \tag{2}$$
+    $$\hat m_t = \frac{m_t}{1 - \beta_1^t}, \qquad \hat v_t = \frac{v_t}{1 - \beta_2^t} \tag{3}$$
+    $$p \leftarrow p - \eta\, \frac{\hat m_t}{\sqrt{\hat v_t} + \varepsilon} \tag{4}$$
+
+    **Why (3).** Unroll (1) from $m_0 = 0$: each earlier gradient has been multiplied by $\beta_1$ once a step,
+
+    $$m_t = (1 - \beta_1) \sum_{i=1}^t \beta_1^{t-i}\, g_i \tag{5}$$
+
+    If the gradients have one expected value $E[g_i] = E[g]$, it comes out of the sum, which is geometric,
+    $\sum_{i=1}^t \beta_1^{t-i} = \sum_{j=0}^{t-1} \beta_1^j = (1 - \beta_1^t)/(1 - \beta_1)$:
+
+    $$E[m_t] = (1 - \beta_1)\, E[g]\, \frac{1 - \beta_1^t}{1 - \beta_1} = (1 - \beta_1^t)\, E[g] \tag{6}$$
+
+    Starting at zero, the average is too small by exactly that factor, and (3) divides it out. The same holds for
+    $v$ with $g^2$ and $\beta_2$. Uncorrected, the first step would have $m_1/\sqrt{v_1} =
+    (1-\beta_1)/\sqrt{1-\beta_2}$, about 3 in place of 1.
+
+    $\varepsilon$ is added after the correction; adding it to $\sqrt{v_t}$ would make it weigh
+    $1/\sqrt{1-\beta_2^t}$ times as much. The state $m_t$, $v_t$ stays uncorrected.
+
+    **Reading.** $\hat m/\sqrt{\hat v}$ is a signal-to-noise ratio, at most about 1: gradients that agree give full
+    steps of size $\eta$, those that contradict each other small ones.
+
+    Moments are flat vectors beside the parameters' own. `step` raises FloatingPointError if a gradient isn't finite
+    and ValueError for a bad setting.
+    """
+
+    decoupled = False
+
+    def __init__(
+        self,
+        parameters: Iterable[Parameter],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ):
+        if not (lr >= 0 and math.isfinite(lr)):
+            raise ValueError(f"lr must be a finite number of at least 0, not {lr!r}")
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas must be two numbers, each at least 0 and below 1, not {betas!r}")
+        if not (eps >= 0 and weight_decay >= 0):
+            raise ValueError(f"eps and weight_decay must be at least 0, not {eps!r} and {weight_decay!r}")
+        self.spans = spans(parameters)
+        if not self.spans:
+            raise ValueError("there are no parameters to optimise")
+        self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
+        self.t = 0
+        self.m = [np.zeros_like(span.value) for span in self.spans]
+        self.v = [np.zeros_like(span.value) for span in self.spans]
+
+    def step(self) -> None:
+        """Update every parameter from its gradient."""
+        finite_squared_norm(self.spans)
+        self.t += 1
+        for span, m, v in zip(self.spans, self.m, self.v, strict=True):
+            value, grad = span.value, span.grad
+            decay = self.weight_decay if span.decays else 0.0
+            for i in pieces(value.size):
+                self.update(value[i], grad[i], m[i], v[i], decay)
+
+    def update(self, p: Array, g: Array, m: Array, v: Array, decay: float) -> None:
+        """Update one piece in place, the gradient excepted."""
+        beta1, beta2 = self.betas
+        if decay and not self.decoupled:
+            g = g + decay * p
+        m *= beta1
+        m += (1 - beta1) * g  # (1)
+        v *= beta2
+        squared = g * g
+        squared *= 1 - beta2
+        v += squared  # (2)
+        scale1, scale2 = 1 / (1 - beta1**self.t), 1 / (1 - beta2**self.t)
+        denominator = np.sqrt(v, out=squared)
+        denominator *= math.sqrt(scale2)  # (3), under the root
+        denominator += self.eps
+        step = m / denominator
+        step *= self.lr * scale1  # (3), (4)
+        if decay and self.decoupled:
+            p *= 1 - self.lr * decay
+        p -= step  # (4)
+
+
+class AdamW(Adam):
+    r"""Adam with decoupled weight decay.
+
+    Source: Loshchilov & Hutter (2019), arXiv:1711.05101, algorithm 2, with the decay times the current learning
+    rate, as is usual. With Adam's (1) to (3) from the gradient alone,
+
+    $$p \leftarrow p - \eta\, \lambda\, p - \eta\, \frac{\hat m_t}{\sqrt{\hat v_t} + \varepsilon} \tag{1}$$
+
+    **Reading.** An L2 penalty inside $g$ would be divided by $\sqrt{\hat v}$ like everything in it: weights with
+    large gradients would hardly decay. Outside it, every matrix shrinks by the same factor $1 - \eta\lambda$ a
+    step. Only matrices (linear and embedding weights) decay, never gains and biases: their natural place isn't 0.
+    """
+
+    decoupled = True
+
+    def __init__(
+        self,
+        parameters: Iterable[Parameter],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ):
+        super().__init__(parameters, lr, betas, eps, weight_decay)
+
+
+def cosine_schedule(step: int, *, max_lr: float, min_lr: float, warmup_steps: int, decay_steps: int) -> float:
+    r"""Return the learning rate of `step` (counted from 0): linear warm-up, half a cosine down, then flat.
+
+    Source: Loshchilov & Hutter (2017), arXiv:1608.03983, eq. 5, for one cycle with a warm-up before it. With $w$
+    warm-up steps and $d$ the step from which the rate is flat,
+
+    $$\eta_s = \eta_{\max}\, \frac{s + 1}{w}, \qquad s < w \tag{1}$$
+    $$\eta_s = \eta_{\min} + \tfrac12\,(\eta_{\max} - \eta_{\min})\,\Big(1 + \cos \pi\, \frac{s - w}{d - w}\Big),
+      \qquad w \le s < d \tag{2}$$
+    $$\eta_s = \eta_{\min}, \qquad s \ge d \tag{3}$$
+
+    The first step is not zero, and step $w - 1$ is the peak exactly. With $d = w$ the warm-up is followed by (3).
+    """
+    if not (0 <= warmup_steps <= decay_steps):
+        raise ValueError(f"0 <= warmup_steps <= decay_steps must hold, not {warmup_steps} and {decay_steps}")
+    if not (0 <= min_lr <= max_lr):
+        raise ValueError(f"0 <= min_lr <= max_lr must hold, not {min_lr} and {max_lr}")
+    if step < 0:
+        raise ValueError(f"step must be at least 0, not {step}")
+    if step < warmup_steps:
+        return max_lr * (step + 1) / warmup_steps  # (1)
+    if step >= decay_steps:
+        return min_lr  # (3)
+    progress = (step - warmup_steps) / (decay_steps - warmup_steps)
+    return min_lr + 0.5 * (max_lr - min_lr) * (1 + math.cos(math.pi * progress))  # (2)
