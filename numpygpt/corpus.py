@@ -37,9 +37,7 @@ NOT_SPEECH = re.compile(
     re.MULTILINE | re.VERBOSE,
 )
 # A name whose first word was left on the line before: "BISHOP", then "**OF WINCHESTER**".
-SPLIT_NAME = re.compile(
-    r"^(BISHOP|CARDINAL|COUNTESS|LADY|RICHARD|DON ADRIANO DE|Ghosts?|Varro's)\s*\*\*", re.MULTILINE
-)
+SPLIT_NAME = re.compile(r"^(BISHOP|CARDINAL|COUNTESS|LADY|RICHARD|DON ADRIANO DE|Ghosts?|Varro's)\s*\*\*", re.MULTILINE)
 # A name that was not seen as one, mostly for its hyphen or apostrophe, and runs on into the speech.
 UNMARKED_NAME = re.compile(
     r"^(Lord Chief-Justice|(?:First |Second |Third )?Serving-[Mm][ae]n|ALL SERVING-MEN|Master-Gunner"
@@ -128,9 +126,7 @@ def _plays_markdown() -> str:
 
 def _tiny_shakespeare() -> bytes:
     """Tiny Shakespeare from the cache, fetched into it the first time."""
-    cache = Path(
-        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "numpygpt", "tinyshakespeare.txt"
-    )
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "numpygpt", "tinyshakespeare.txt")
     if cache.exists():
         content = cache.read_bytes()
         _check_sha256(content, TINY_SHA256, str(cache), "delete it and run again")

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from numpygpt.corpus import DataError
 
-Ids = Integer[np.ndarray, "length"]
+Ids = Integer[np.ndarray, "_"]  # a row of ids of any length
 Batch = tuple[Integer[np.ndarray, "batch length"], Integer[np.ndarray, "batch length"]]
 
 

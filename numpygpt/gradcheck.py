@@ -1,14 +1,16 @@
 r"""Gradients checked by finite differences, for our layers and for yours.
 
-A layer computes $y = f(z)$ and, given a cotangent $\bar y$, claims a gradient $\bar z$ for each input and parameter $z$.
-The claim is that for every direction $v$, the number $F(z) = \langle \bar y, f(z) \rangle$ changes at the rate
-$\langle \bar z, v \rangle$. The rate is measured by a central difference, whose error in $h$ begins with $h^2$, and a
-Richardson step, which takes the $h^2$ away:
+A layer computes $y = f(z)$ and, given a cotangent $\bar y$, claims a gradient $\bar z$ for each input and parameter
+$z$. The claim is that for every direction $v$, the number $F(z) = \langle \bar y, f(z) \rangle$ changes at the rate
+$\langle \bar z, v \rangle$. The rate is measured by a central difference, whose error in $h$ begins with $h^2$, and
+a Richardson step, which takes the $h^2$ away:
 
-$$D(h) = \frac{F(z + hv) - F(z - hv)}{2h}, \qquad \tfrac13\,\big(4 D(h/2) - D(h)\big) = \langle \bar z, v\rangle + O(h^4) \tag{1}$$
+$$D(h) = \frac{F(z + hv) - F(z - hv)}{2h}, \qquad
+  \tfrac13\,\big(4 D(h/2) - D(h)\big) = \langle \bar z, v\rangle + O(h^4) \tag{1}$$
 
-$\bar y$ and $v$ are random, and several $v$ are tried: a wrong $\bar z$ differs from the right one by some vector, which
-a random direction is almost never orthogonal to. (Ones in place of $\bar y$ would pass a softmax with gradient 0.)
+$\bar y$ and $v$ are random, and several $v$ are tried: a wrong $\bar z$ differs from the right one by some vector,
+which a random direction is almost never orthogonal to. (Ones in place of $\bar y$ would pass a softmax with
+gradient 0.)
 
 The bound follows from the arithmetic. The difference of two rounded values of $F$ carries about
 $\epsilon\,|\bar y||y|/h$, whatever the size of the gradient; the rest is relative:
@@ -79,14 +81,14 @@ def gradcheck(
 ) -> Report:
     """Check `layer.backward` against differences of `layer.forward(*inputs, **kwargs)`, in float64.
 
-    Every float input and every parameter is checked (found through `layer.named_parameters()`, if it has that: objects
-    with arrays `.value` and `.grad`). `forward` returns an array, a number or a tuple of arrays; `backward` takes
-    as many cotangents and returns the gradient of the float input, a tuple for several, or None if there is none.
-    Gradients of parameters must be *added*: they are checked on top of random numbers.
+    Every float input and every parameter is checked (found through `layer.named_parameters()`, if it has that:
+    objects with arrays `.value` and `.grad`). `forward` returns an array, a number or a tuple of arrays; `backward`
+    takes as many cotangents and returns the gradient of the float input, a tuple for several, or None if there is
+    none. Gradients of parameters must be *added*: they are checked on top of random numbers.
 
-    Returns a Report with the largest error for each. Raises GradientError if a rule is broken (an input or a cotangent
-    changed, a gradient of another shape, a forward that isn't deterministic), and if `raise_on_failure`, also
-    if a gradient is wrong. TypeError unless all is float64: in float32 differences drown in rounding.
+    Returns a Report with the largest error for each. Raises GradientError if a rule is broken (an input or a
+    cotangent changed, a gradient of another shape, a forward that isn't deterministic), and if `raise_on_failure`,
+    also if a gradient is wrong. TypeError unless all is float64: in float32 differences drown in rounding.
     """
     rng = np.random.default_rng(seed)
     parameters = dict(layer.named_parameters()) if hasattr(layer, "named_parameters") else {}
@@ -144,9 +146,7 @@ def claimed_gradients(
     return [*dx, *(p.grad - noise[name] for name, p in parameters.items())]
 
 
-def check_direction(
-    name: str, projected: Callable[[], float], z: Array, dz: Array, v: Array, size: float
-) -> Row:
+def check_direction(name: str, projected: Callable[[], float], z: Array, dz: Array, v: Array, size: float) -> Row:
     """Compare <dz, v> with (1), moving `z` in place and putting it back."""
     old = z.copy()
 

@@ -59,8 +59,7 @@ def test_the_plays():
     text = load_corpus()
     assert len(text) == 4_784_819
     assert (
-        hashlib.sha256(text.encode()).hexdigest()
-        == "ef8a7a25baa6d936e64dfdeb9a5749b10757d0720a94b11548ce18b7b7c12d72"
+        hashlib.sha256(text.encode()).hexdigest() == "ef8a7a25baa6d936e64dfdeb9a5749b10757d0720a94b11548ce18b7b7c12d72"
     )
     letters = "abcdefghijklmnopqrstuvwxyz"
     assert "".join(sorted(set(text))) == "\n !$&',-.24568:;?" + letters.upper() + letters
@@ -128,9 +127,7 @@ def test_tiny_with_a_damaged_cache(tiny):
     load_corpus("tiny")
     cache.write_bytes(b"O?\n")
     found = hashlib.sha256(b"O?\n").hexdigest()
-    with pytest.raises(
-        DataError, match=rf"{re.escape(str(cache))}.*{found}.*{corpus.TINY_SHA256}.*delete it"
-    ):
+    with pytest.raises(DataError, match=rf"{re.escape(str(cache))}.*{found}.*{corpus.TINY_SHA256}.*delete it"):
         load_corpus("tiny")
 
 

@@ -169,6 +169,4 @@ def test_batches_of_a_memory_map(tmp_path):
     tokens = np.memmap(tmp_path / "tokens", np.uint16, "r")
     inputs, targets = random_batch(tokens, 3, 7, np.random.default_rng(0))
     assert inputs.shape == (3, 7) and (targets == inputs + 1).all()
-    assert np.concatenate([t.ravel() for _, t in sequential_batches(tokens, 3, 7)]).tolist() == list(
-        range(1, 100)
-    )
+    assert np.concatenate([t.ravel() for _, t in sequential_batches(tokens, 3, 7)]).tolist() == list(range(1, 100))

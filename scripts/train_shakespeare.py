@@ -1,0 +1,112 @@
+"""Train a character-level Transformer on Shakespeare, in plain NumPy, and let it write.
+
+With no arguments: 2,000 steps of a small model on Shakespeare's plays, saved under runs/shakespeare.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from numpygpt import checkpoint
+from numpygpt.config import CHOICES, TransformerConfig
+from numpygpt.corpus import DataError, load_corpus
+from numpygpt.data import CharTokenizer, split
+from numpygpt.model import TransformerLM
+from numpygpt.sample import generate
+from numpygpt.train import TrainConfig, Trainer
+
+
+def parse_arguments() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
+    """Declare and read the flags."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--corpus", default="plays", help='"plays" (38 plays), "tiny" (tiny Shakespeare), or a UTF-8 text file')
+    add("--out", type=Path, default=Path("runs/shakespeare"), help="folder for the trained model")
+
+    add = parser.add_argument_group("training").add_argument
+    add("--steps", type=int, default=2000, help="number of updates; the schedule is fitted to it")
+    add("--batch-size", type=int, default=12, help="sequences in a batch")
+    add("--lr", type=float, default=3e-3, help="learning rate at the peak")
+    add("--min-lr", type=float, help="learning rate at the end (None: a tenth of --lr)")
+    add("--warmup-steps", type=int, help="steps of rising learning rate (None: 100, or a tenth of a shorter run)")
+    add("--weight-decay", type=float, default=0.1, help="AdamW's decay, on matrices only")
+    add("--beta1", type=float, default=0.9, help="decay of AdamW's first moment")
+    add("--beta2", type=float, default=0.99, help="decay of AdamW's second moment")
+    add("--grad-clip", type=float, default=1.0, help="largest norm of the gradient")
+    add("--eval-interval", type=int, default=500, help="steps between evaluations on the held-out tenth")
+    add("--seed", type=int, default=0, help="of starting weights, batches, dropout and sample")
+    add("--sample-length", type=int, default=500, help="characters to write at the end")
+
+    add = parser.add_argument_group("model").add_argument
+    add("--context-length", type=int, default=64, help="characters the model sees")
+    add("--d-model", type=int, default=128, help="features of the residual stream")
+    add("--num-layers", type=int, default=4, help="decoder blocks")
+    add("--num-heads", type=int, default=4, help="attention heads")
+    add("--num-kv-heads", type=int, help="key/value heads (None: as many as --num-heads)")
+    add("--d-ff", type=int, help="hidden features of the ffn (None: 4, or 8/3 if gated, times --d-model)")
+    add("--norm", choices=CHOICES["norm"], default="rmsnorm", help="kind of norm")
+    add("--norm-position", choices=CHOICES["norm_position"], default="pre", help="before or after the sublayer")
+    add("--norm-eps", type=float, default=1e-5, help="added to the mean square or variance")
+    add("--ffn", choices=CHOICES["ffn"], default="swiglu", help="kind of feed-forward layer")
+    add("--positions", choices=CHOICES["positions"], default="rope", help="how the model knows the order")
+    add("--rope-theta", type=float, default=10000.0, help="base of RoPE's frequencies")
+    add("--rope-layout", choices=CHOICES["rope_layout"], default="interleaved", help="which features RoPE pairs")
+    add("--bias", action=argparse.BooleanOptionalAction, default=False, help="biases of linear maps and LayerNorm")
+    add("--tie-embeddings", action=argparse.BooleanOptionalAction, default=False, help="one array for both ends")
+    add("--dropout", type=float, default=0.0, help="probability of dropping a feature")
+    add("--init", choices=CHOICES["init"], default="glorot", help="starting weights")
+    return parser.parse_args(), parser
+
+
+def main() -> int:
+    """Train, report, save and sample; return the exit status."""
+    args, parser = parse_arguments()
+    flags = vars(args)
+    try:
+        train_config = TrainConfig(**{k: v for k, v in flags.items() if k in TrainConfig.__dataclass_fields__})
+        text = load_corpus(args.corpus)
+        tokenizer = CharTokenizer.train(text)
+        model_flags = {k: v for k, v in flags.items() if k in TransformerConfig.__dataclass_fields__}
+        config = TransformerConfig(vocab_size=tokenizer.vocab_size, **model_flags)
+        tokens = tokenizer.encode(text)
+        train_tokens, validation_tokens = split(tokens, config.context_length)
+        args.out.mkdir(parents=True, exist_ok=True)
+    except (DataError, ValueError, OSError) as error:
+        parser.error(str(error))
+
+    init_rng, sample_rng = np.random.default_rng(args.seed).spawn(2)
+    model = TransformerLM(config, rng=init_rng)
+    print(f"corpus: {args.corpus}, {len(tokens):,} characters, {tokenizer.vocab_size} different ones")
+    print(f"model: {model.flat.value.size:,} parameters", flush=True)
+    trainer = Trainer(model, train_tokens, validation_tokens, train_config)
+    failure = None
+    try:
+        validation_loss = trainer.run()
+    except FloatingPointError as error:
+        failure, validation_loss = error, None
+
+    tokenizer.save(args.out)
+    state = {"step": trainer.step, "validation_loss": validation_loss, "tokenizer": tokenizer.fingerprint}
+    checkpoint.save(args.out, model, state)
+    if failure is not None:
+        print(f"error: step {trainer.step + 1} failed: {failure}; try a smaller --lr", file=sys.stderr)
+        print(f"The model as it was after step {trainer.step} is saved in {args.out}", file=sys.stderr)
+        return 1
+    if validation_loss is None:
+        print(f"Stopped by Ctrl-C after step {trainer.step} of {args.steps}; saved in {args.out}")
+        return 130
+    print(f"validation loss: {validation_loss:.4f}")
+    print(f"Saved in {args.out}; a sample:\n")
+    prompt = "\n" if "\n" in tokenizer.vocabulary else text[0]
+    for token in generate(model, tokenizer.encode(prompt), args.sample_length, temperature=0.8, rng=sample_rng):
+        print(tokenizer.decode([token]), end="", flush=True)
+    print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""The scripts as a user runs them: other processes, small models, wrong input."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+SMALL = ["--d-model", "16", "--num-layers", "1", "--num-heads", "2", "--context-length", "16", "--batch-size", "4"]
+TEXT = "To be, or not to be, that is the question:\nWhether 'tis nobler in the mind to suffer\n" * 20
+
+
+def run(script, *args, **kwargs):
+    command = [sys.executable, SCRIPTS / script, *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=120, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "hamlet.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(text, tmp_path_factory):
+    out = tmp_path_factory.mktemp("trained")
+    result = run("train_shakespeare.py", "--corpus", text, "--out", out, "--steps", 30, *SMALL)
+    assert result.returncode == 0, result.stderr
+    return out, result
+
+
+def test_training_reports_the_validation_loss_and_a_sample(trained):
+    _, result = trained
+    loss = float(result.stdout.split("\nvalidation loss: ")[1].split("\n")[0])
+    assert 0 < loss < 3.3  # ln 27, of its characters
+    assert len(result.stdout.split("a sample:\n")[1]) > 500
+    assert "30/30" in result.stderr
+    assert "tokens_per_s=" in result.stderr
+    assert "loss=" in result.stderr
+    assert "lr=" in result.stderr
+
+
+def test_sampling_goes_on_from_the_prompt_and_repeats_with_the_seed(trained):
+    out, _ = trained
+    first, second = (run("sample.py", out, "--prompt", "To be", "--length", 40, "--seed", 3) for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith("To be")
+    assert len(first.stdout.rstrip("\n")) >= 40
+    assert first.stdout == second.stdout
+    other = run("sample.py", out, "--prompt", "To be", "--length", 40, "--seed", 4)
+    assert other.stdout != first.stdout
+
+
+def test_the_same_flags_train_the_same_weights(trained, text, tmp_path):
+    out, _ = trained
+    run("train_shakespeare.py", "--corpus", text, "--out", tmp_path, "--steps", 30, *SMALL)
+    assert (out / "model.safetensors").read_bytes() == (tmp_path / "model.safetensors").read_bytes()
+
+
+def test_every_dress_trains(text, tmp_path):
+    gpt2 = "--norm layernorm --ffn gelu_tanh --positions learned --bias --tie-embeddings --init gpt2 --dropout 0.1"
+    original = "--norm layernorm --norm-position post --ffn relu --positions sinusoidal --num-kv-heads 1"
+    for flags in (gpt2, original):
+        args = ["--corpus", text, "--out", tmp_path, "--steps", 2, *SMALL, *flags.split()]
+        result = run("train_shakespeare.py", *args)
+        assert result.returncode == 0, result.stderr
+        assert "validation loss: " in result.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGINT can't be sent to another process there")
+def test_ctrl_c_stops_between_steps_saves_and_says_so(text, tmp_path):
+    args = ["--corpus", text, "--out", tmp_path, "--steps", "1000000", "--eval-interval", "1000000", *SMALL]
+    command = [sys.executable, SCRIPTS / "train_shakespeare.py", *map(str, args)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if line.startswith("model:"):  # the last line before the first step
+                break
+        time.sleep(1)
+        os.kill(process.pid, signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "Stopped by Ctrl-C after step" in stdout
+    assert "Traceback" not in stderr
+    assert run("sample.py", tmp_path, "--length", 5).returncode == 0
+
+
+def test_a_diverging_run_says_so_and_keeps_the_last_good_model(text, tmp_path):
+    args = ["--corpus", text, "--out", tmp_path, "--steps", 50, "--lr", "1e30", *SMALL]
+    result = run("train_shakespeare.py", *args)
+    assert result.returncode == 1
+    assert "failed" in result.stderr
+    assert "not finite" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--d-model", "0"], "d_model"),
+        (["--d-model", "-8"], "-8"),
+        (["--d-model", "15", "--num-heads", "3"], "5"),  # an odd head width
+        (["--num-heads", "5"], "num_heads 5"),
+        (["--num-heads", "4", "--num-kv-heads", "3"], "num_kv_heads 3"),
+        (["--context-length", "100000"], "100000"),  # longer than the text
+        (["--dropout", "1.5"], "1.5"),
+        (["--lr", "nan"], "nan"),
+        (["--steps", "0"], "steps"),
+        (["--ffn", "swish"], "swish"),
+        (["--corpus", "no/such/file"], "no/such/file"),
+        (["--corpus", "."], "."),
+    ],
+)
+def test_a_mistake_in_training_is_named_without_a_traceback(text, tmp_path, flags, named):
+    out = tmp_path / "out"
+    result = run("train_shakespeare.py", "--corpus", text, "--out", out, *SMALL, *flags)
+    assert result.returncode == 2
+    assert named in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--prompt", "aπ"], "π"),
+        (["--prompt", ""], "empty"),
+        (["--temperature", "-1"], "-1"),
+        (["--top-k", "0"], "top_k"),
+        (["--top-p", "2"], "top_p"),
+    ],
+)
+def test_a_mistake_in_sampling_is_named_without_a_traceback(trained, flags, named):
+    out, _ = trained
+    result = run("sample.py", out, *flags)
+    assert result.returncode == 2
+    assert named in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"\x80\x04 not one")
+    for folder in (tmp_path, tmp_path / "missing"):
+        result = run("sample.py", folder)
+        assert result.returncode == 2
+        assert str(folder) in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def test_another_tokenizer_of_equal_size_is_refused(trained, text, tmp_path):
+    out, _ = trained
+    other = tmp_path / "other.txt"
+    other.write_text(TEXT.replace("q", "Q"), encoding="utf-8")
+    run("train_shakespeare.py", "--corpus", other, "--out", tmp_path, "--steps", 1, *SMALL)
+    (tmp_path / "model.safetensors").write_bytes((out / "model.safetensors").read_bytes())
+    result = run("sample.py", tmp_path)
+    assert result.returncode == 2
+    assert "tokenizer" in result.stderr
