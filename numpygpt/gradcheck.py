@@ -122,7 +122,7 @@ def gradcheck(
         if dz.shape != z.shape:
             raise GradientError(f"{name} has shape {z.shape}, but its gradient has shape {dz.shape}")
         tries = [check_direction(name, projected, z, dz, rng.standard_normal(z.shape), size) for _ in range(directions)]
-        rows.append(max(tries, key=lambda row: np.nan_to_num(row.error / row.bound, nan=np.inf)))
+        rows.append(max(tries, key=lambda row: np.nan_to_num(row.error - row.bound, nan=np.inf)))
     report = Report(rows)
     if raise_on_failure and not report.ok:
         raise GradientError(f"{type(layer).__name__}: a gradient is wrong\n{report}")

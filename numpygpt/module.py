@@ -5,6 +5,7 @@ has a small buffer for each of its parameters; a model lays all of them into one
 alike (optimiser, clipping, moving to a device) then works on whole vectors and never needs to know a layer.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Self
 
@@ -279,6 +280,13 @@ def check_positive(**sizes: int) -> None:
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
             raise ValueError(f"{name} must be an integer of at least 1, not {size!r}")
+
+
+def check_not_negative(**numbers: float) -> None:
+    """Raise ValueError, naming the argument, unless every number is finite and at least 0."""
+    for name, number in numbers.items():
+        if not (number >= 0 and math.isfinite(number)):
+            raise ValueError(f"{name} must be a finite number of at least 0, not {number!r}")
 
 
 def check_ids(ids: Array, size: int, what: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from numpygpt.module import Array, Parameter, Span, spans
+from numpygpt.module import Array, Parameter, Span, check_not_negative, spans
 
 PIECE = 200_000  # elements of a vector worked on at once, so that a step's temporary arrays stay in the cache
 
@@ -23,7 +23,8 @@ def finite_squared_norm(vectors: list[Span]) -> float:
     """
     total = 0.0
     for span in vectors:
-        square = float(np.dot(span.grad, span.grad))
+        with np.errstate(over="ignore", invalid="ignore"):  # looked into on the next line
+            square = float(np.dot(span.grad, span.grad))
         if not math.isfinite(square) and not bool(np.all(np.isfinite(span.grad))):
             bad = [p for p in span.buffer.parameters if not bool(np.all(np.isfinite(p.grad)))]
             raise FloatingPointError(
@@ -97,8 +98,9 @@ class Adam:
     **Reading.** $\hat m/\sqrt{\hat v}$ is a signal-to-noise ratio, at most about 1: gradients that agree give full
     steps of size $\eta$, those that contradict each other small ones.
 
-    Moments are flat vectors beside the parameters' own. `step` raises FloatingPointError if a gradient isn't finite
-    and ValueError for a bad setting.
+    Moments are flat vectors beside the parameters' own, on their device: make the optimiser after moving the model
+    (else `step` raises TypeError). `step` raises FloatingPointError if a gradient isn't finite. A bad setting is a
+    ValueError.
     """
 
     decoupled = False
@@ -111,12 +113,9 @@ class Adam:
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ):
-        if not (lr >= 0 and math.isfinite(lr)):
-            raise ValueError(f"lr must be a finite number of at least 0, not {lr!r}")
+        check_not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas must be two numbers, each at least 0 and below 1, not {betas!r}")
-        if not (eps >= 0 and weight_decay >= 0):
-            raise ValueError(f"eps and weight_decay must be at least 0, not {eps!r} and {weight_decay!r}")
         self.spans = spans(parameters)
         if not self.spans:
             raise ValueError("there are no parameters to optimise")
@@ -127,6 +126,8 @@ class Adam:
 
     def step(self) -> None:
         """Update every parameter from its gradient."""
+        if any(type(m) is not type(span.value) for span, m in zip(self.spans, self.m, strict=True)):
+            raise TypeError("the parameters were moved after this optimiser was made; make it after model.to(...)")
         finite_squared_norm(self.spans)
         self.t += 1
         for span, m, v in zip(self.spans, self.m, self.v, strict=True):
@@ -146,14 +147,14 @@ class Adam:
         squared = g * g
         squared *= 1 - beta2
         v += squared  # (2)
-        scale1, scale2 = 1 / (1 - beta1**self.t), 1 / (1 - beta2**self.t)
+        scale1, scale2 = 1 / (1 - beta1**self.t), 1 / (1 - beta2**self.t)  # (5), (6)
         denominator = np.sqrt(v, out=squared)
         denominator *= math.sqrt(scale2)  # (3), under the root
         denominator += self.eps
         step = m / denominator
         step *= self.lr * scale1  # (3), (4)
         if decay and self.decoupled:
-            p *= 1 - self.lr * decay
+            p *= 1 - self.lr * decay  # AdamW
         p -= step  # (4)
 
 

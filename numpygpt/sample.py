@@ -45,20 +45,20 @@ def next_token_distribution(
     if temperature == 0:
         temperature, top_k = 1.0, 1
     scaled = (logits - np.max(logits, axis=-1, keepdims=True)) / temperature
-    p = np.take_along_axis(Softmax().forward(scaled), order, axis=-1)
+    probs = np.take_along_axis(Softmax().forward(scaled), order, axis=-1)
     if top_k is not None:
-        p[..., top_k:] = 0
+        probs[..., top_k:] = 0
     if top_p is not None:
-        p /= np.sum(p, axis=-1, keepdims=True)
-        before = np.cumsum(p, axis=-1) - p  # the probability of all that come before
+        probs /= np.sum(probs, axis=-1, keepdims=True)
+        before = np.cumsum(probs, axis=-1) - probs  # the probability of all that come before
         keep = before < top_p
         keep[..., 0] = True
-        p = np.where(keep, p, 0)
+        probs = np.where(keep, probs, 0)
     if min_p is not None:
-        p = np.where(p >= min_p * p[..., :1], p, 0)
-    p /= np.sum(p, axis=-1, keepdims=True)
-    result = np.empty_like(p)
-    np.put_along_axis(result, order, p, axis=-1)
+        probs = np.where(probs >= min_p * probs[..., :1], probs, 0)
+    probs /= np.sum(probs, axis=-1, keepdims=True)
+    result = np.empty_like(probs)
+    np.put_along_axis(result, order, probs, axis=-1)
     return result
 
 
@@ -109,8 +109,8 @@ def generate(
             model.train(was_training)
         if repetition_penalty != 1:
             logits = penalise_repetition(logits, ids, repetition_penalty)
-        p = next_token_distribution(logits, temperature, top_k, top_p, min_p)
-        token = int(rng.choice(p.size, p=p))
+        probs = next_token_distribution(logits, temperature, top_k, top_p, min_p)
+        token = int(rng.choice(probs.size, p=probs))
         if token in stop:
             return
         ids = np.append(ids, token)

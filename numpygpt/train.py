@@ -14,7 +14,7 @@ from tqdm import tqdm
 from numpygpt.data import Ids, random_batch, sequential_batches
 from numpygpt.layers.cross_entropy import CrossEntropy
 from numpygpt.model import TransformerLM
-from numpygpt.module import Array
+from numpygpt.module import Array, check_not_negative
 from numpygpt.optim import AdamW, clip_grad_norm, cosine_schedule
 
 
@@ -45,8 +45,7 @@ class TrainConfig:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
-        if not (self.weight_decay >= 0 and math.isfinite(self.weight_decay)):
-            raise ValueError(f"weight_decay must be at least 0, not {self.weight_decay}")
+        check_not_negative(weight_decay=self.weight_decay)
         if self.min_lr is not None and not 0 <= self.min_lr <= self.lr:
             raise ValueError(f"min_lr must lie between 0 and lr, not be {self.min_lr}")
         if self.warmup_steps is not None and self.warmup_steps > self.steps:

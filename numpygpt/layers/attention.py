@@ -186,7 +186,7 @@ class MultiHeadAttention(Module):
             visible = visible & mask
         q, k, v = self.q_proj.forward(x), self.k_proj.forward(x), self.v_proj.forward(x)  # (1)
         q, k, v = self.split_heads(q), self.split_heads(k), self.split_heads(v)  # (2)
-        if self.q_rope is not None:
+        if self.q_rope is not None and self.k_rope is not None:
             t = token_positions[..., None, None, :]
             q, k = self.q_rope.forward(q, t), self.k_rope.forward(k, t)  # (3)
         visible = np.concatenate([visible] * self.group, axis=-2)[..., None, :, :]
@@ -198,7 +198,7 @@ class MultiHeadAttention(Module):
         do = self.split_heads(self.output_proj.backward(dy))  # (6)
         dq, dk, dv = self.attention.backward(self.fold(do))  # (7)
         dq, dk, dv = self.unfold(dq, self.group), self.unfold(dk, 1), self.unfold(dv, 1)
-        if self.q_rope is not None:
+        if self.q_rope is not None and self.k_rope is not None:
             dq, dk = self.q_rope.backward(dq), self.k_rope.backward(dk)  # (7)
         dq, dk, dv = self.merge_heads(dq), self.merge_heads(dk), self.merge_heads(dv)
         return self.q_proj.backward(dq) + self.k_proj.backward(dk) + self.v_proj.backward(dv)  # (8)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 
 from numpygpt.einsum import einsum
 from numpygpt.init import Seed, truncated_normal
-from numpygpt.module import Array, Module, Parameter, check_positive
+from numpygpt.module import Array, Module, Parameter, check_not_negative, check_positive
 
 
 class Linear(Module):
@@ -54,6 +54,7 @@ class Linear(Module):
         check_positive(in_features=in_features, out_features=out_features)
         if std is None:
             std = math.sqrt(2 / (in_features + out_features))
+        check_not_negative(std=std)
         self.weight = Parameter(truncated_normal((out_features, in_features), std, rng, dtype))
         self.bias = Parameter(np.zeros(out_features, dtype)) if bias else None
 
@@ -68,7 +69,7 @@ class Linear(Module):
     def backward(self, dy: Float[Array, "... out_features"]) -> Float[Array, "... in_features"]:
         """Add the gradients of W and b; return that of x."""
         x = self.saved
-        self.weight.grad += einsum("...o,...i->oi", dy, x)  # (3)
+        self.weight.grad += einsum("...o,...i->oi", dy, x)  # (3), from (2)
         if self.bias is not None:
             self.bias.grad += einsum("...o->o", dy)  # (4)
         return einsum("...o,oi->...i", dy, self.weight.value)  # (5)

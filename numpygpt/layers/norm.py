@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float
 
 from numpygpt.einsum import einsum
-from numpygpt.module import Array, Module, Parameter, check_positive
+from numpygpt.module import Array, Module, Parameter, check_not_negative, check_positive
 
 
 def at_least_float32(x: Array) -> Array:
@@ -48,6 +48,7 @@ class RMSNorm(Module):
 
     def __init__(self, d_model: int, eps: float = 1e-5, *, dtype: np.typing.DTypeLike = np.float32):
         check_positive(d_model=d_model)
+        check_not_negative(eps=eps)
         self.eps = eps
         self.weight = Parameter(np.ones(d_model, dtype))
 
@@ -109,6 +110,7 @@ class LayerNorm(Module):
 
     def __init__(self, d_model: int, eps: float = 1e-5, bias: bool = True, *, dtype: np.typing.DTypeLike = np.float32):
         check_positive(d_model=d_model)
+        check_not_negative(eps=eps)
         self.eps = eps
         self.weight = Parameter(np.ones(d_model, dtype))
         self.bias = Parameter(np.zeros(d_model, dtype)) if bias else None
