@@ -246,9 +246,16 @@ class Module:
         return self.train(False)
 
     def to(self, device: str | Callable[[Array], Array]) -> Self:
-        """Move parameters and tables to `device`: "cpu", "cuda" (through CuPy), or a function of an array."""
+        """Move parameters and tables to `device`: "cpu", "cuda" (through CuPy), or a function of an array.
+
+        A layer of a model can't be moved by itself: ValueError.
+        """
         move = mover(device) if isinstance(device, str) else device
-        for buffer in {id(p.buffer): p.buffer for p in self.parameters()}.values():
+        own = {id(p) for p in self.parameters()}
+        buffers = {id(p.buffer): p.buffer for p in self.parameters()}.values()
+        if any(id(p) not in own for buffer in buffers for p in buffer.parameters):
+            raise ValueError("this layer shares its buffer with a whole model: move the model")
+        for buffer in buffers:
             buffer.convert(move)
         for module in self.modules():
             module.saved = None

@@ -62,7 +62,7 @@ def clip_grad_norm(parameters: Iterable[Parameter], max_norm: float) -> float:
     if norm > max_norm:
         for span in vectors:
             grad = span.grad
-            grad *= max_norm / norm  # (2)
+            grad *= float(max_norm / norm)  # (2)
     return norm
 
 
@@ -116,18 +116,24 @@ class Adam:
         check_not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas must be two numbers, each at least 0 and below 1, not {betas!r}")
-        self.spans = spans(parameters)
+        if eps == 0:
+            raise ValueError("eps must be above 0: a weight that never had a gradient would become 0/0")
+        self.parameters = list(parameters)
+        self.spans = spans(self.parameters)
         if not self.spans:
             raise ValueError("there are no parameters to optimise")
-        self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
+        # Python's floats: NumPy's would turn float32 arrays into float64.
+        self.lr, self.eps, self.weight_decay = float(lr), float(eps), float(weight_decay)
+        self.betas = float(betas[0]), float(betas[1])
         self.t = 0
         self.m = [np.zeros_like(span.value) for span in self.spans]
         self.v = [np.zeros_like(span.value) for span in self.spans]
 
     def step(self) -> None:
         """Update every parameter from its gradient."""
-        if any(type(m) is not type(span.value) for span, m in zip(self.spans, self.m, strict=True)):
-            raise TypeError("the parameters were moved after this optimiser was made; make it after model.to(...)")
+        moved = any(type(m) is not type(span.value) for span, m in zip(self.spans, self.m, strict=True))
+        if moved or spans(self.parameters) != self.spans:
+            raise TypeError("the parameters were moved after this optimiser was made; make a new one")
         finite_squared_norm(self.spans)
         self.t += 1
         for span, m, v in zip(self.spans, self.m, self.v, strict=True):
@@ -138,7 +144,7 @@ class Adam:
 
     def update(self, p: Array, g: Array, m: Array, v: Array, decay: float) -> None:
         """Update one piece in place, the gradient excepted."""
-        beta1, beta2 = self.betas
+        (beta1, beta2), lr = self.betas, float(self.lr)
         if decay and not self.decoupled:
             g = g + decay * p
         m *= beta1
@@ -152,9 +158,9 @@ class Adam:
         denominator *= math.sqrt(scale2)  # (3), under the root
         denominator += self.eps
         step = m / denominator
-        step *= self.lr * scale1  # (3), (4)
+        step *= lr * scale1  # (3), (4)
         if decay and self.decoupled:
-            p *= 1 - self.lr * decay  # AdamW
+            p *= 1 - lr * decay  # AdamW
         p -= step  # (4)
 
 

@@ -30,7 +30,7 @@ class Dropout(Module):
     def __init__(self, p: float, rng: Seed = None):
         if not 0 <= p < 1:
             raise ValueError(f"dropout p must be at least 0 and below 1, not {p!r}")
-        self.p = p
+        self.p = float(p)
         self.rng = np.random.default_rng(rng)
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:

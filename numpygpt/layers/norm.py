@@ -49,7 +49,7 @@ class RMSNorm(Module):
     def __init__(self, d_model: int, eps: float = 1e-5, *, dtype: np.typing.DTypeLike = np.float32):
         check_positive(d_model=d_model)
         check_not_negative(eps=eps)
-        self.eps = eps
+        self.eps = float(eps)
         self.weight = Parameter(np.ones(d_model, dtype))
 
     def forward(self, x: Float[Array, "... d_model"]) -> Float[Array, "... d_model"]:
@@ -111,7 +111,7 @@ class LayerNorm(Module):
     def __init__(self, d_model: int, eps: float = 1e-5, bias: bool = True, *, dtype: np.typing.DTypeLike = np.float32):
         check_positive(d_model=d_model)
         check_not_negative(eps=eps)
-        self.eps = eps
+        self.eps = float(eps)
         self.weight = Parameter(np.ones(d_model, dtype))
         self.bias = Parameter(np.zeros(d_model, dtype)) if bias else None
 

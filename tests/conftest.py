@@ -1,0 +1,45 @@
+"""Types and shapes of every signature are checked while tests run, and Hypothesis has two profiles, quick and deep."""
+
+import os
+import typing
+
+import jaxtyping
+import pytest
+from beartype import BeartypeConf, beartype
+from hypothesis import HealthCheck, settings
+
+jaxtyping.install_import_hook("numpygpt", "conftest.check_types")  # before anything imports numpygpt
+
+
+def check_types(function):
+    """Apply beartype, where an int is a float too; `Self` it would only know in a class that it decorates itself."""
+    if typing.Self in function.__annotations__.values():
+        return function
+    return beartype(function, conf=BeartypeConf(is_pep484_tower=True))
+
+
+COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("quick", max_examples=25, derandomize=True, **COMMON)
+settings.register_profile("deep", max_examples=1000, **COMMON)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--deep", action="store_true", help="1,000 random examples of each property, every combination")
+
+
+def pytest_configure(config):
+    deep = config.getoption("deep")
+    settings.load_profile("deep" if deep else os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+@pytest.fixture
+def deep(request):
+    return request.config.getoption("deep")
+
+
+@pytest.fixture
+def unchecked():
+    """Let wrong types through to the package's own checks."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

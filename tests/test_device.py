@@ -1,0 +1,402 @@
+"""The engine runs on CuPy unchanged: on a strict stand-in for CuPy's arrays it gives NumPy's results bit for bit.
+
+A GPU's own kernels round differently; what is shown here is that every call is one that CuPy answers, that no array
+is left on the wrong side, and that nothing is computed otherwise than on the host.
+"""
+
+import copy
+
+import numpy as np
+import pytest
+from strict_array import StrictArray, to_device, to_host
+
+from numpygpt.layers import (
+    GELU,
+    GLU,
+    CrossEntropy,
+    DecoderBlock,
+    Dropout,
+    Embedding,
+    FeedForward,
+    LayerNorm,
+    LearnedPositions,
+    Linear,
+    MultiHeadAttention,
+    ReLU,
+    RMSNorm,
+    RotaryPositionalEmbedding,
+    ScaledDotProductAttention,
+    Sigmoid,
+    SiLU,
+    SinusoidalPositions,
+    Softmax,
+    SwiGLU,
+)
+from numpygpt.model import TransformerConfig, TransformerLM
+from numpygpt.module import Module
+from numpygpt.optim import Adam, AdamW, clip_grad_norm
+
+
+def stay(x):
+    """The move that isn't one."""
+    return x
+
+
+def same(device, host):
+    """Whether a device array and a host array (or two numbers) are equal bit for bit."""
+    if not isinstance(host, np.ndarray):
+        return type(device) is type(host) and device == host
+    assert type(device) is StrictArray
+    device = to_host(device)
+    return device.dtype == host.dtype and device.shape == host.shape and device.tobytes() == host.tobytes()
+
+
+def arrays(x):
+    """All arrays within an object: attributes, lists, dicts, saved tuples, parameters, buffers."""
+    found, seen, queue = [], set(), [x]
+    while queue:
+        x = queue.pop()
+        if id(x) in seen:
+            continue
+        seen.add(id(x))
+        if isinstance(x, np.ndarray | StrictArray):
+            found.append(x)
+        elif isinstance(x, list | tuple):
+            queue.extend(x)
+        elif isinstance(x, dict):
+            queue.extend(x.values())
+        elif type(x).__module__.startswith("numpygpt."):
+            queue.extend(vars(x).values())
+    return found
+
+
+def all_on(kind, *objects):
+    return all(type(x) is kind for x in arrays(objects))
+
+
+# Each layer alone
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((2, 5, 8)).astype(np.float32)
+Q, K = (RNG.standard_normal((2, 3, n, 8)).astype(np.float32) for n in (4, 5))
+V = RNG.standard_normal((2, 3, 5, 6)).astype(np.float32)
+IDS = RNG.integers(0, 7, (2, 5))
+T = np.array([0, 2, 3, 7, 9])
+EACH_T = np.array([[0, 0, 1, 2, 3], [4, 5, 6, 7, 8]])
+MASK = RNG.random((2, 5, 5)) < 0.5
+BLIND = np.array([[True] * 5, [False] * 5, [True, False] * 2 + [False], [False] * 5])
+CAUSAL = BLIND[:, :1] | np.tri(4, 5, dtype=bool)
+
+
+def rope(layout="interleaved", dtype=np.float32):
+    return RotaryPositionalEmbedding(10000.0, 4, 12, layout, dtype=dtype)
+
+
+def block(**options):
+    config = TransformerConfig(7, 12, 8, 1, 2, **{"d_ff": 12, "dropout": 0.2} | options)
+    return DecoderBlock(config, rng=0)
+
+
+LAYERS = {
+    "embedding": (lambda: Embedding(7, 4, rng=0), IDS),
+    "embedding, one id": (lambda: Embedding(7, 4, rng=0), np.array(3)),
+    "linear": (lambda: Linear(8, 6, rng=0), X),
+    "linear, bias": (lambda: Linear(8, 6, True, rng=0), X),
+    "linear, one axis": (lambda: Linear(8, 6, True, rng=0), X[0, 0]),
+    "layernorm": (lambda: LayerNorm(8), X),
+    "layernorm, no bias": (lambda: LayerNorm(8, bias=False), X),
+    "layernorm, float16": (lambda: LayerNorm(8, dtype=np.float16), X.astype(np.float16)),
+    "rmsnorm": (lambda: RMSNorm(8), X),
+    "rmsnorm, float16": (lambda: RMSNorm(8, dtype=np.float16), X.astype(np.float16)),
+    "rmsnorm, one axis": (lambda: RMSNorm(8), X[0, 0]),
+    "relu": (ReLU, X),
+    "sigmoid": (Sigmoid, X),
+    "sigmoid, far out": (Sigmoid, 1000 * X),
+    "silu": (SiLU, X),
+    "silu, far out": (SiLU, 1000 * X),
+    "gelu": (GELU, X),
+    "gelu, far out": (GELU, 1000 * X),
+    "gelu, float64": (GELU, X.astype(np.float64)),
+    "gelu, tanh": (lambda: GELU("tanh"), X),
+    "gelu, tanh, far out": (lambda: GELU("tanh"), 1000 * X),
+    "dropout": (lambda: Dropout(0.3, 0), X),
+    "dropout, evaluation": (lambda: Dropout(0.3, 0).eval(), X),
+    "feed-forward": (lambda: FeedForward(8, bias=True, rng=0), X),
+    "glu": (lambda: GLU(8, 12, bias=True, rng=0), X),
+    "bilinear": (lambda: GLU(8, 12, "identity", rng=0), X),
+    "swiglu": (lambda: SwiGLU(8, rng=0), X),
+    "sinusoidal": (lambda: SinusoidalPositions(12, 8), X, T),
+    "sinusoidal, odd": (lambda: SinusoidalPositions(12, 7), X[..., :7], EACH_T),
+    "learned": (lambda: LearnedPositions(12, 8, rng=0), X, T),
+    "learned, each": (lambda: LearnedPositions(12, 8, rng=0), X, EACH_T),
+    "rope": (rope, X[..., :4], T),
+    "rope, half": (lambda: rope("half"), X[..., :4], EACH_T),
+    "softmax": (Softmax, X),
+    "softmax, other axis": (lambda: Softmax(0), X),
+    "softmax, hidden": (Softmax, np.where(BLIND, np.float32(1), -np.inf)),
+    "attention": (ScaledDotProductAttention, Q, K, V),
+    "attention, causal": (ScaledDotProductAttention, Q, K, V, CAUSAL),
+    "attention, blind": (ScaledDotProductAttention, Q, K, V, BLIND),
+    "heads": (lambda: MultiHeadAttention(8, 2, rng=0), X),
+    "heads, no batch": (lambda: MultiHeadAttention(8, 2, rng=0), X[0]),
+    "heads, grouped": (lambda: MultiHeadAttention(8, 2, 1, rope("half"), True, rng=0), X, T),
+    "heads, masked": (lambda: MultiHeadAttention(8, 2, 1, rope(), rng=0), X, EACH_T, MASK),
+    "block": (block, X),
+    "block, masked": (lambda: block(norm_position="post", norm="layernorm"), X, EACH_T, MASK),
+    "cross-entropy": (CrossEntropy, X, IDS),
+    "cross-entropy, one": (CrossEntropy, X[0, 0], np.array(7)),
+    "cross-entropy, ignore": (lambda: CrossEntropy(3), X, IDS),
+    "cross-entropy, none left": (lambda: CrossEntropy(3), X, np.full_like(IDS, 3)),
+    "cross-entropy, float16": (CrossEntropy, X.astype(np.float16), IDS),
+}
+
+
+def forward_and_backward(layer, inputs, move):
+    """What forward and backward return, and the gradients they leave."""
+    y = layer.forward(*(move(x) for x in inputs))
+    if isinstance(y, float):
+        dx = layer.backward(2.5)
+    else:
+        dx = layer.backward(move(np.random.default_rng(1).standard_normal(y.shape).astype(y.dtype)))
+    dx = dx if isinstance(dx, tuple) else (dx,)
+    return y, *dx, *(p.grad for p in layer.parameters())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layer(name):
+    make, *inputs = LAYERS[name]
+    host = forward_and_backward(make(), inputs, stay)
+    layer = make().to(to_device)
+    device = forward_and_backward(layer, inputs, to_device)
+    assert len(device) == len(host)
+    for a, b in zip(device, host, strict=True):
+        assert same(a, b)
+    assert all_on(StrictArray, layer)
+
+
+def test_every_layer_is_covered():
+    made = {type(make().to(stay)) for make, *_ in LAYERS.values()}
+    import numpygpt.layers as layers
+
+    assert {item for item in vars(layers).values() if isinstance(item, type) and issubclass(item, Module)} == made
+
+
+def test_tables_move_too():
+    layer = MultiHeadAttention(8, 2, rope=rope()).to(to_device)
+    assert all(type(x) is StrictArray for r in (layer.q_rope, layer.k_rope) for x in (r.cos, r.sin))
+    assert type(SinusoidalPositions(12, 8).to(to_device).table) is StrictArray
+
+
+# Whole models
+
+BASE = {"vocab_size": 13, "context_length": 8, "d_model": 8, "num_layers": 2, "num_heads": 4, "dropout": 0.1}
+GPT2 = {"norm": "layernorm", "positions": "learned", "bias": True, "tie_embeddings": True, "init": "gpt2"}
+CONFIGS = {
+    "default": {},
+    "gpt2": GPT2 | {"ffn": "gelu_tanh"},
+    "glu": {"ffn": "glu", "d_ff": 12, "num_kv_heads": 2, "rope_layout": "half", "norm_position": "post"},
+    "geglu": {"ffn": "geglu", "d_ff": 12, "positions": "sinusoidal", "norm": "layernorm"},
+    "reglu": {"ffn": "reglu", "d_ff": 12, "positions": "none", "bias": True, "num_layers": 1},
+    "bilinear": {"ffn": "bilinear", "d_ff": 12, "num_kv_heads": 1, "tie_embeddings": True},
+    "gelu": GPT2 | {"ffn": "gelu", "norm_position": "post"},
+    "relu": {"ffn": "relu", "norm": "layernorm", "bias": True, "positions": "sinusoidal", "norm_position": "post"},
+    "silu": {"ffn": "silu", "num_kv_heads": 2, "bias": True, "tie_embeddings": True, "dropout": 0.0},
+}
+configs = pytest.mark.parametrize("options", CONFIGS.values(), ids=CONFIGS)
+
+
+def make_model(move=stay, dtype=np.float32, **options):
+    return TransformerLM(TransformerConfig(**BASE | options), dtype=dtype, rng=1).to(move)
+
+
+def batch(move, seed=2):
+    rng = np.random.default_rng(seed)
+    return move(rng.integers(0, 13, (3, 8))), move(rng.integers(-1, 13, (3, 8)))
+
+
+def train(model, optimiser, move, steps=3):
+    """Train in place; return all losses, norms, gradients and values."""
+    cross_entropy = CrossEntropy(ignore_index=-1)
+    record = []
+    for step in range(steps):
+        ids, targets = batch(move, step)
+        model.zero_grad()
+        record.append(cross_entropy.forward(model.forward(ids), targets))
+        model.backward(cross_entropy.backward())
+        record.extend(p.grad.copy() for p in model.parameters())
+        record.append(clip_grad_norm(model.parameters(), 0.3))
+        optimiser.step()
+        record.extend(p.value.copy() for p in model.parameters())
+    assert type(record[0]) is float
+    assert all_on(type(ids), cross_entropy)
+    return record
+
+
+@configs
+@pytest.mark.parametrize("kind", [Adam, AdamW])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_training(options, kind, dtype):
+    records, models, optimisers = {}, {}, {}
+    for move in (stay, to_device):
+        models[move] = make_model(move, dtype, **options)
+        optimisers[move] = kind(models[move].parameters(), lr=0.01, weight_decay=0.1)
+        records[move] = train(models[move], optimisers[move], move)
+    for device, host in zip(records[to_device], records[stay], strict=True):
+        assert same(device, host)
+    for moments in ("m", "v"):
+        for device, host in zip(*(getattr(optimisers[move], moments) for move in (to_device, stay)), strict=True):
+            assert same(device, host)
+    assert all_on(StrictArray, models[to_device], optimisers[to_device])  # values, gradients, tables, saved
+    assert all_on(np.ndarray, models[stay], optimisers[stay])
+
+    ids = batch(stay)[0]
+    host = models[stay].eval().next_token_probs(ids)
+    assert same(models[to_device].eval().next_token_probs(to_device(ids)), host)
+    for back in (models[to_device].to("cpu"), copy.deepcopy(models[to_device]).to(stay)):
+        assert all_on(np.ndarray, back)
+        assert back.next_token_probs(ids).tobytes() == host.tobytes()
+
+
+def test_there_and_back_changes_nothing():
+    model = make_model()
+    before = model.state_dict()
+    after = model.to(to_device).to(to_host).state_dict()
+    assert before.keys() == after.keys()
+    assert all(before[name].tobytes() == after[name].tobytes() for name in before)
+
+
+def test_a_copy_of_a_model_on_the_device_trains_apart():
+    model = make_model(to_device)
+    twin = copy.deepcopy(model)
+    before = model.state_dict()
+    train(twin, AdamW(twin.parameters(), lr=0.1), to_device)
+    assert all(same(value, to_host(before[name])) for name, value in model.state_dict().items())
+    assert not same(twin.flat.value, to_host(model.flat.value))
+
+
+# What the optimiser meets on the device
+
+
+def test_an_optimiser_made_before_the_move_is_refused_until_the_model_is_back():
+    model = make_model()
+    optimiser = AdamW(model.parameters(), lr=0.1)
+    train(model, optimiser, stay)
+    model.to(to_device)
+    moments = [x.copy() for x in optimiser.m + optimiser.v]
+    before, t = to_host(model.flat.value), optimiser.t
+    model.flat.grad[...] = 1
+    with pytest.raises(TypeError, match="optimiser"):
+        optimiser.step()
+    assert same(model.flat.value, before)
+    assert optimiser.t == t
+    assert all(np.array_equal(x, y) for x, y in zip(moments, optimiser.m + optimiser.v, strict=True))
+
+    model.to(to_host)
+    optimiser.step()
+    assert optimiser.t == t + 1
+    assert not np.array_equal(model.flat.value, before)
+
+
+def test_an_optimiser_made_on_the_device_is_refused_on_the_host():
+    model = make_model(to_device)
+    optimiser = Adam(model.parameters())
+    model.to(to_host)
+    with pytest.raises(TypeError, match="optimiser"):
+        optimiser.step()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_is_refused(bad):
+    model = make_model(to_device)
+    optimiser = AdamW(model.parameters())
+    before = to_host(model.flat.value)
+    model.layers[1].ffn.w2.weight.grad[0, 0] = bad
+    for call in (optimiser.step, lambda: clip_grad_norm(model.parameters(), 1.0)):
+        with pytest.raises(FloatingPointError, match=r"layers\.1\.ffn\.w2\.weight"):
+            call()
+    assert same(model.flat.value, before)
+    assert optimiser.t == 0
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1.0, 1e25])
+def test_clipping(size):
+    gradients = {}
+    for move in (stay, to_device):
+        model = make_model(move)
+        model.flat.grad = move(size * np.random.default_rng(0).standard_normal(model.flat.value.size, np.float32))
+        norm = clip_grad_norm(model.parameters(), 1e-31 if size < 1 else 1.0)
+        assert type(norm) is float
+        gradients[move] = norm, model.flat.grad
+    assert gradients[to_device][0] == gradients[stay][0]
+    assert same(gradients[to_device][1], gradients[stay][1])
+
+
+# Ids: CuPy wraps those out of range in silence
+
+
+@pytest.mark.parametrize("bad", [-1, 13, 2**40])
+@pytest.mark.parametrize("move", [stay, to_device])
+def test_ids_out_of_range_are_refused(bad, move):
+    ids = np.zeros((2, 4), np.int64)
+    ids[1, 2] = bad
+    ids, x = move(ids), move(np.zeros((2, 4, 8), np.float32))
+    calls = {
+        "token id": [lambda: make_model(move).forward(ids), lambda: Embedding(13, 4).to(move).forward(ids)],
+        "target": [lambda: CrossEntropy().forward(move(np.zeros((2, 4, 13), np.float32)), ids)],
+        "position": [
+            lambda: make_model(move).forward(move(np.zeros((2, 4), np.int64)), ids),
+            lambda: SinusoidalPositions(13, 8).to(move).forward(x, ids),
+            lambda: LearnedPositions(13, 8).to(move).forward(x, ids),
+            lambda: rope().to(move).forward(x[..., :4], ids),
+        ],
+    }
+    for what, each in calls.items():
+        for call in each:
+            with pytest.raises(IndexError, match=f"{what} {bad} is outside"):
+                call()
+
+
+def test_ids_left_on_the_host_are_refused():
+    model = make_model(to_device)
+    with pytest.raises(TypeError):
+        model.forward(batch(stay)[0])
+
+
+# State dicts
+
+
+def test_state_dict_is_a_copy_on_the_device():
+    model = make_model(to_device)
+    state = model.state_dict()
+    assert all(type(value) is StrictArray for value in state.values())
+    before = to_host(model.flat.value)
+    for value in state.values():
+        value[...] = 0
+    assert same(model.flat.value, before)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_load_state_dict_on_the_device(tied):
+    source = TransformerLM(TransformerConfig(**BASE, tie_embeddings=tied), rng=5).to(to_device)
+    state = source.state_dict()
+    if tied:
+        state["lm_head.weight"] = state["token_embeddings.weight"].copy()
+    model = make_model(to_device, tie_embeddings=tied)
+    model.load_state_dict(state)
+    assert same(model.flat.value, to_host(source.flat.value))
+    assert all_on(StrictArray, model)
+    if tied:
+        state["lm_head.weight"][0, 0] += 1
+        with pytest.raises(ValueError, match="tied"):
+            model.load_state_dict(state)
+
+
+@pytest.mark.parametrize(("here", "there"), [(to_device, stay), (stay, to_device)])
+def test_a_state_from_the_other_side_is_refused_and_changes_nothing(here, there):
+    model, state = make_model(here), make_model(there, num_kv_heads=4, dropout=0.0).state_dict()
+    for value in state.values():
+        value[...] = 0
+    before = model.flat.value.copy()
+    with pytest.raises((TypeError, ValueError)):
+        model.load_state_dict(state)
+    assert bool(np.array_equal(model.flat.value, before))
