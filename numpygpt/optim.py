@@ -88,9 +88,9 @@ class Adam:
 
     $$E[m_t] = (1 - \beta_1)\, E[g]\, \frac{1 - \beta_1^t}{1 - \beta_1} = (1 - \beta_1^t)\, E[g] \tag{6}$$
 
-    Starting at zero, the average is too small by exactly that factor, and (3) divides it out. The same holds for
-    $v$ with $g^2$ and $\beta_2$. Uncorrected, the first step would have $m_1/\sqrt{v_1} =
-    (1-\beta_1)/\sqrt{1-\beta_2}$, about 3 in place of 1.
+    Starting at zero, the average is too small by exactly that factor, and (3) divides it out. The same holds for $v$
+    with $g^2$ and $\beta_2$. Uncorrected, the first step would have $m_1/\sqrt{v_1} = (1-\beta_1)/\sqrt{1-\beta_2}$,
+    about 3 in place of 1.
 
     $\varepsilon$ is added after the correction; adding it to $\sqrt{v_t}$ would make it weigh
     $1/\sqrt{1-\beta_2^t}$ times as much. The state $m_t$, $v_t$ stays uncorrected.
@@ -134,7 +134,8 @@ class Adam:
         moved = any(type(m) is not type(span.value) for span, m in zip(self.spans, self.m, strict=True))
         if moved or spans(self.parameters) != self.spans:
             raise TypeError("the parameters were moved after this optimiser was made; make a new one")
-        finite_squared_norm(self.spans)
+        if finite_squared_norm(self.spans) == math.inf:  # v would be infinite, and the weight never move again
+            raise FloatingPointError("the squares of the gradients overflow; nothing was changed, clip them first")
         self.t += 1
         for span, m, v in zip(self.spans, self.m, self.v, strict=True):
             value, grad = span.value, span.grad

@@ -124,8 +124,8 @@ class MultiHeadAttention(Module):
 
     $$\bar o_{grtd} = \bar o_{t,\,(gR + r)\,d_k + d} \tag{6}$$
 
-    Attention gives $\bar q', \bar k', \bar v$; in (4) the sum over queries of $\bar k'$ and $\bar v$ runs over $(r,
-    t)$, and so over all heads that share the key. RoPE turns back, and the heads are merged again:
+    Attention gives $\bar q', \bar k', \bar v$; in (4) the sum over queries of $\bar k'$ and $\bar v$ runs over
+    $(r, t)$, and so over all heads that share the key. RoPE turns back, and the heads are merged again:
 
     $$\bar q', \bar k', \bar v = \mathrm{attention\ backward}(\bar o), \qquad
       \bar q = \mathrm{RoPE}^{-1}(\bar q'), \qquad \bar k = \mathrm{RoPE}^{-1}(\bar k') \tag{7}$$

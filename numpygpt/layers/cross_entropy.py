@@ -31,8 +31,9 @@ class CrossEntropy(Module):
     $$\bar x_{nv} = \frac{a_n\, \bar L}{N}\,\big(p_{nv} - \mathbb 1[v = y_n]\big) \tag{5}$$
 
     The same through softmax's own backward: $\bar p_v = -\mathbb 1[v = y]/p_y$ put into
-    $\bar x_v = p_v(\bar p_v - \sum_k \bar p_k p_k)$ gives $p_v\big(-\mathbb 1[v = y]/p_y + 1\big) = p_v - \mathbb
-    1[v = y]$: the division by a probability, which may be 0, cancels. That is why the loss starts from logits.
+    $\bar x_v = p_v(\bar p_v - \sum_k \bar p_k p_k)$ gives
+    $p_v\big(-\mathbb 1[v = y]/p_y + 1\big) = p_v - \mathbb 1[v = y]$: the division by a probability, which may be 0,
+    cancels. That is why the loss starts from logits.
 
     **Reading.** The gradient is what the model said less what was so; at each counted position it sums to zero.
     """

@@ -25,8 +25,7 @@ class Embedding(Module):
     $$\bar W_{vc} = \sum_n \mathbb 1[v_n = v]\, \bar y_{nc} = \sum_{n:\, v_n = v} \bar y_{nc} \tag{2}$$
 
     **Reading.** The transpose of *gather* is *scatter-add*: each row collects the gradients of all places where its
-    token stood, and a token that stood nowhere gets none. Nothing is lost: $\sum_v \bar W_{vc} = \sum_n \bar
-    y_{nc}$.
+    token stood, and a token that stood nowhere gets none. Nothing is lost: $\sum_v \bar W_{vc} = \sum_n \bar y_{nc}$.
     """
 
     def __init__(

@@ -83,10 +83,10 @@ class GLU(Module):
     $$\bar x = W_1^\top \bar u + W_3^\top \bar v \tag{7}$$
 
     **Reading.** Each path is scaled by what the other carries. Where the gate is shut ($g = 0$), $v$ learns nothing
-    by (4), but the gate may by (5), unless it is saturated ($f' = 0$ in (6)). Where the value is zero ($v = 0$),
-    the gate learns nothing, however steep it is. Where a gate is saturated open (sigmoid: $g = 1$, $f' = 0$), only
-    the value path is left and the unit is linear. The identity gate is never saturated, SiLU's and GELU's have $f'
-    \to 1$ on the open side.
+    by (4), but the gate may by (5), unless it is saturated ($f' = 0$ in (6)). Where the value is zero ($v = 0$), the
+    gate learns nothing, however steep it is. Where a gate is saturated open (sigmoid: $g = 1$, $f' = 0$), only the
+    value path is left and the unit is linear. The identity gate is never saturated, SiLU's and GELU's have $f' \to 1$
+    on the open side.
     """
 
     def __init__(

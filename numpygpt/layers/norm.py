@@ -97,9 +97,10 @@ class LayerNorm(Module):
       \bar u_{nc} = r_n\big(\bar h_{nc} - s_n h_{nc}\big) \tag{8}$$
     $$s_n = \tfrac1D \sum_k \bar h_{nk}\, h_{nk} \tag{9}$$
 
-    From (1), $\partial u_{nk}/\partial x_{nc} = \delta_{kc} - \tfrac1D$, so $\bar x_{nc} = \bar u_{nc} - \tfrac1D
-    \sum_k \bar u_{nk}$: the mean is subtracted from the gradient as it was from $x$. In that mean, by (8), the term
-    $s_n h_{nk}$ drops out, since $\sum_k h_{nk} = r_n \sum_k u_{nk} = 0$. What is left of it is
+    From (1), $\partial u_{nk}/\partial x_{nc} = \delta_{kc} - \tfrac1D$, so
+    $\bar x_{nc} = \bar u_{nc} - \tfrac1D \sum_k \bar u_{nk}$: the mean is subtracted from the gradient as it was from
+    $x$. In that mean, by (8), the term $s_n h_{nk}$ drops out, since $\sum_k h_{nk} = r_n \sum_k u_{nk} = 0$. What is
+    left of it is
 
     $$m_n = \tfrac1D \sum_k \bar h_{nk} \tag{10}$$
     $$\bar x_{nc} = r_n\big(\bar h_{nc} - m_n - s_n\, h_{nc}\big) \tag{11}$$

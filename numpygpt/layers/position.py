@@ -103,14 +103,20 @@ class RotaryPositionalEmbedding(Module):
       R(\phi) = \begin{pmatrix} \cos\phi & -\sin\phi \\ \sin\phi & \cos\phi \end{pmatrix} \tag{2}$$
 
     **Backward**, given $(\bar y_1, \bar y_2)$. (2) is linear, so its Jacobian is $R$ itself, and the gradient is
-    multiplied by its transpose: $\bar x_1 = \bar y_1 \,\partial y_1/\partial x_1 + \bar y_2\, \partial y_2/\partial
-    x_1 = \cos\phi\, \bar y_1 + \sin\phi\, \bar y_2$, and likewise $\bar x_2$. Cosine is even and sine odd, so
+    multiplied by its transpose:
+
+    $$\bar x_1 = \bar y_1 \frac{\partial y_1}{\partial x_1} + \bar y_2 \frac{\partial y_2}{\partial x_1}
+      = \cos\phi\; \bar y_1 + \sin\phi\; \bar y_2, \qquad \bar x_2 = -\sin\phi\; \bar y_1 + \cos\phi\; \bar y_2$$
+
+    Cosine is even and sine odd, so this is a turn by $-\phi$:
+
 
     $$\bar x = R(\phi)^\top \bar y = R(-\phi)\, \bar y \tag{3}$$
 
-    **Reading.** The gradient is turned back by the angle by which the value was turned: backward is forward with
-    the sine's sign changed, and undoes it. Rotations keep lengths. And $\langle R(\phi) q, R(\psi) k\rangle =
-    \langle q, R(\psi - \phi) k\rangle$: scores depend on the distance of two positions alone.
+    **Reading.** The gradient is turned back by the angle by which the value was turned: backward is forward with the
+    sine's sign changed, and undoes it. Rotations keep lengths. And
+    $\langle R(\phi) q, R(\psi) k\rangle = \langle q, R(\psi - \phi) k\rangle$: scores depend on the distance of two
+    positions alone.
     """
 
     def __init__(
