@@ -211,7 +211,7 @@ def cosine_schedule(step: int, *, max_lr: float, min_lr: float, warmup_steps: in
     if step < 0:
         raise ValueError(f"step must be at least 0, not {step}")
     if step < warmup_steps:
-        return max_lr * (step + 1) / warmup_steps  # (1)
+        return max_lr * ((step + 1) / warmup_steps)  # (1)
     if step >= decay_steps:
         return min_lr  # (3)
     progress = (step - warmup_steps) / (decay_steps - warmup_steps)

@@ -33,11 +33,6 @@ def pytest_configure(config):
 
 
 @pytest.fixture
-def deep(request):
-    return request.config.getoption("deep")
-
-
-@pytest.fixture
 def unchecked():
     """Let wrong types through to the package's own checks."""
     jaxtyping.config.update("jaxtyping_disable", True)

@@ -22,9 +22,7 @@ _LIST = [
 ]
 UFUNCS = {name for name, paren, _ in _LIST if not paren}
 FUNCTIONS = {
-    name: inspect.signature(eval(f"lambda {parameters[:-1]}: None"))
-    for name, paren, parameters in _LIST
-    if paren
+    name: inspect.signature(eval(f"lambda {parameters[:-1]}: None")) for name, paren, parameters in _LIST if paren
 }
 
 # Which arguments must be device arrays: all elements of the first, the first two, none, or else the first.

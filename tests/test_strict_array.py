@@ -88,9 +88,7 @@ def test_refused(x, call):
 
 # The same expression of host and of device arrays, bit for bit; `i` is an index array.
 ACCEPTED = {
-    "softmax": lambda a, i: (
-        np.exp(a - np.max(a, axis=-1, keepdims=True)) / np.sum(np.exp(a), axis=-1)[:, None]
-    ),
+    "softmax": lambda a, i: np.exp(a - np.max(a, axis=-1, keepdims=True)) / np.sum(np.exp(a), axis=-1)[:, None],
     "rms": lambda a, i: a * (np.einsum("...c,...c->...", a, a) / a.shape[-1] + 1e-5)[..., None] ** -0.5,
     "gelu": lambda a, i: 0.5 * a * (1 + np.tanh(0.8 * (a + 0.04 * a**3))),
     "matmul": lambda a, i: a @ a.T - np.matmul(a, np.swapaxes(a, 0, 1)) * np.float32(2),
@@ -98,15 +96,11 @@ ACCEPTED = {
     "mask": lambda a, i: np.where(np.tril(a) > 1, a, -np.inf),
     "logic": lambda a, i: np.logical_and(a > 1, np.isfinite(a)) | ~(a == 2),
     "any and all": lambda a, i: np.stack([np.any(a > 4), np.all(a >= 0), (a > 9).any()]),
-    "unary": lambda a, i: (
-        np.sqrt(np.abs(-a)) + np.sign(a) * np.square(a) + np.reciprocal(a + 1) + np.log(a + 1)
-    ),
+    "unary": lambda a, i: np.sqrt(np.abs(-a)) + np.sign(a) * np.square(a) + np.reciprocal(a + 1) + np.log(a + 1),
     "clip": lambda a, i: np.clip(a, 1.0, None) + np.maximum(a, 2.0) + np.nan_to_num(a / 0),
     "gather": lambda a, i: a[i] + a[i, 1][:, None] + np.take(a, i, axis=0),
     "along": lambda a, i: np.take_along_axis(a, np.argsort(a, axis=-1)[:, :1], axis=-1),
-    "shapes": lambda a, i: (
-        np.moveaxis(np.expand_dims(a, 0), 0, 1).reshape(-1) + np.ravel(np.broadcast_to(a, (2, 3)))
-    ),
+    "shapes": lambda a, i: np.moveaxis(np.expand_dims(a, 0), 0, 1).reshape(-1) + np.ravel(np.broadcast_to(a, (2, 3))),
     "scan": lambda a, i: np.cumsum(a, axis=-1) + np.mean(a, axis=(0, 1)) + np.concatenate([a, a])[:2],
     "bincount": lambda a, i: np.bincount(i, weights=a[0], minlength=5),
     "unique": lambda a, i: np.concatenate(np.unique(i, return_inverse=True)),
@@ -126,9 +120,7 @@ def test_accepted_and_equal_to_numpy(x, call):
     with np.errstate(all="ignore"):
         expected = call(HOST, index)
     result = call(x, to_device(index))
-    assert (
-        isinstance(result, StrictArray) and result.dtype == expected.dtype and result.shape == expected.shape
-    )
+    assert isinstance(result, StrictArray) and result.dtype == expected.dtype and result.shape == expected.shape
     assert result.get().tobytes() == expected.tobytes()
 
 

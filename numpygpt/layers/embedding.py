@@ -55,5 +55,5 @@ class Embedding(Module):
         features = dy.shape[-1]
         rows, row_of = np.unique(token_ids.reshape(-1), return_inverse=True)
         cells = row_of.reshape(-1, 1) * features + np.arange(features, like=row_of)
-        sums = np.bincount(cells.reshape(-1), dy.reshape(-1), rows.size * features)  # (2), in float64
+        sums = np.bincount(cells.reshape(-1), dy.reshape(-1))  # (2), in float64
         self.weight.grad[rows] += sums.reshape(-1, features).astype(dy.dtype)

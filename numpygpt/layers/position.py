@@ -110,7 +110,6 @@ class RotaryPositionalEmbedding(Module):
 
     Cosine is even and sine odd, so this is a turn by $-\phi$:
 
-
     $$\bar x = R(\phi)^\top \bar y = R(-\phi)\, \bar y \tag{3}$$
 
     **Reading.** The gradient is turned back by the angle by which the value was turned: backward is forward with the

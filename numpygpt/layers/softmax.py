@@ -3,6 +3,7 @@ r"""Softmax: scores become probabilities."""
 import numpy as np
 from jaxtyping import Float
 
+from numpygpt.einsum import einsum
 from numpygpt.module import Array, Module
 
 
@@ -43,7 +44,8 @@ class Softmax(Module):
         """Return probabilities along the axis; zeros where all of x is -inf."""
         largest = np.max(x, axis=self.axis, keepdims=True)
         largest = np.where(largest == -np.inf, 0, largest)  # -inf - -inf would be NaN
-        p = np.exp(x - largest)  # (1)
+        p = x - largest
+        np.exp(p, out=p)  # (1)
         total = np.sum(p, axis=self.axis, keepdims=True)
         p /= np.where(total == 0, 1, total)  # (2)
         self.saved = p
@@ -52,6 +54,8 @@ class Softmax(Module):
     def backward(self, dp: Float[Array, "..."]) -> Float[Array, "..."]:
         """Return the gradient of x."""
         p = self.saved
-        dx = dp - np.sum(dp * p, axis=self.axis, keepdims=True)  # the bracket of (4), from (3)
+        along = np.moveaxis(dp, self.axis, -1), np.moveaxis(p, self.axis, -1)
+        average = einsum("...k,...k->...", *along)
+        dx = dp - np.expand_dims(average, self.axis)  # the bracket of (4), from (3)
         dx *= p  # (4)
         return dx
