@@ -22,6 +22,9 @@ OTHERS = [
     "ba->ab",
     "...a,...b->...ab",
     "a,ab->b",
+    "ab,bc->c",
+    "aab,bc->ac",
+    "ab,bcc->ac",
     " ab , b -> a ",
 ]
 
