@@ -16,6 +16,9 @@ The bound follows from the arithmetic. The difference of two rounded values of $
 $\epsilon\,|\bar y||y|/h$, whatever the size of the gradient; the rest is relative:
 
 $$|\text{error}| \le 10^{-6}\,|\bar z||v| + 10\,\epsilon\,|\bar y||y|/h \tag{2}$$
+
+It takes for granted that nothing inside the layer is much larger than $y$: a layer that subtracts large numbers to
+get a small $y$ has more rounding than (2) allows, and should be checked at inputs where it doesn't.
 """
 
 import dataclasses

@@ -31,7 +31,8 @@ def derivative(name, x):
 
 @given(rngs, batch_shapes, sizes, st.sampled_from(list(FORMULAS)))
 def test_gradients(rng, batch, width, name):
-    check(make_activation(name), away_from_zero(3 * rng.standard_normal((*batch, width))))
+    x = np.clip(2 * rng.standard_normal((*batch, width)), -4, 4)  # beyond, 1 + tanh rounds off more than y shows
+    check(make_activation(name), away_from_zero(x))
 
 
 @every

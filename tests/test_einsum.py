@@ -62,6 +62,10 @@ def test_a_contraction_is_one_matrix_product(notation):
     assert (product is None) == bool(batched)
 
 
+def test_a_matrix_times_a_vector_is_a_matrix_product_too():
+    assert lower("ab,b->a") and lower("a,ab->b")
+
+
 @pytest.mark.parametrize(
     ("notation", "shapes", "named"),
     [

@@ -128,7 +128,7 @@ def test_no_logits_depend_on_later_tokens(rng, t):
         ids[:, t + 1 :] = (ids[:, t + 1 :] + 1) % 5
         after = model(ids)
         np.testing.assert_allclose(after[:, : t + 1], before[:, : t + 1], rtol=1e-12)
-        assert not np.allclose(after[:, t + 1], before[:, t + 1])
+        assert not np.array_equal(after[:, t + 1], before[:, t + 1])
 
 
 def test_rope_sees_distances_only_and_a_cached_position_is_its_true_one():

@@ -117,6 +117,8 @@ def test_spans_join_neighbours_of_one_kind_and_take_each_parameter_once():
     assert [(s.start, s.stop) for s in spans([first, last])] == [(0, 2), (4, 6)]  # a gap
     elsewhere = Parameter(np.zeros((2, 2)))
     assert [s.buffer for s in spans([elsewhere, last])] == [elsewhere.buffer, last.buffer]  # stop 4, start 4
+    one, two = FlatBuffer(Parameter(np.zeros((1, 2))) for _ in range(2)), FlatBuffer([first, last])
+    assert [s.buffer for s in spans([*one.parameters, *two.parameters])] == [one, two]  # buffer by buffer
     span = spans([c])[0]
     span.value[...], span.grad[...] = 1, 2
     assert c.value.tolist() == [1, 1] and c.grad.tolist() == [2, 2] and not b.value.any() and not d.value.any()

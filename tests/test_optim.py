@@ -199,6 +199,19 @@ def test_parameters_that_moved_to_another_buffer_are_refused(kind):
     assert optimizer.t == 1 and np.array_equal(p.value, before)
 
 
+class OtherArray(np.ndarray):
+    """Stands for the array of another device."""
+
+
+def test_parameters_that_moved_to_another_device_are_refused():
+    p = one(1.0)
+    optimizer = Adam([p], 0.1)
+    p.buffer.convert(lambda x: x.view(OtherArray))
+    with pytest.raises(TypeError, match="moved"):
+        optimizer.step()
+    assert optimizer.t == 0 and p.value[0] == 0
+
+
 @kinds
 def test_nothing_to_optimise_is_refused(kind, unchecked):
     with pytest.raises(ValueError, match="no parameters"):
