@@ -72,7 +72,8 @@ def lower(spelled: str) -> Product | None:
     batch = [x for x in output if x in a and x in b]
     row = [x for x in output if x in a and x not in b]
     column = [x for x in output if x in b and x not in a]
-    summed = [x for x in a if x in b and x not in output]
+    summed = [x for x in dict.fromkeys(a) if x in b and x not in output]
+    # A letter that stands twice in one operand, or is summed in one alone, fits no part.
     every_letter_fits = len(a) == len(batch + row + summed) and len(b) == len(batch + summed + column)
     if not summed or not (row or column) or not every_letter_fits:
         return None

@@ -3,7 +3,7 @@ r"""The Transformer language model: from token ids to the logits of what comes n
 import math
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 
 from numpygpt.config import TransformerConfig
 from numpygpt.init import Seed
@@ -21,16 +21,18 @@ __all__ = ["TransformerConfig", "TransformerLM"]
 class TransformerLM(Module):
     r"""Embedding, $L$ decoder blocks, final norm, projection to the vocabulary.
 
-    Source: Vaswani et al. (2017), arXiv:1706.03762, decoder only, as in Radford et al. (2019); the default parts
-    are those of Llama (Touvron et al., 2023, arXiv:2302.13971, section 2.2). Tied embeddings: Press & Wolf (2017),
-    arXiv:1608.05859. The start "gpt2": Radford et al. (2019), section 2.3.
-    Indices: $n$ runs over all positions of all sequences, $v$ over the vocabulary, $c$ over features.
+    Source: Vaswani et al. (2017), arXiv:1706.03762, decoder only, as in Radford et al. (2019); the default parts are
+    those of Llama (Touvron et al., 2023, arXiv:2302.13971, section 2.2). Tied embeddings: Press & Wolf (2017),
+    arXiv:1608.05859. The start "gpt2": Radford et al. (2018), *Improving language understanding by generative
+    pre-training*, section 4.1 (0.02), and Radford et al. (2019), *Language models are unsupervised multitask
+    learners*, section 2.3 (the residual's factor). **Departure:** learned positions start with 0.02 as well; GPT-2's
+    code has 0.01. Indices: $n$ runs over all positions of all sequences, $v$ over the vocabulary, $c$ over features.
 
     **Forward**
 
-    $$x^{(0)} = E[\text{ids}]\ (+\ \text{positions}) \tag{1}$$
+    $$x^{(0)} = \mathrm{dropout}\big(E[\text{ids}]\ (+\ \text{positions})\big) \tag{1}$$
     $$x^{(l)} = \mathrm{block}_l\big(x^{(l-1)}\big), \qquad l = 1 \dots L \tag{2}$$
-    $$h = \mathrm{norm}\big(x^{(L)}\big) \ \text{(with norm\_position "post": } h = x^{(L)}) \tag{3}$$
+    $$h = \mathrm{norm}\big(x^{(L)}\big) \ \text{(post-norm: } h = x^{(L)}) \tag{3}$$
     $$z_{nv} = \sum_c U_{vc}\, h_{nc} \tag{4}$$
 
     **Backward** is the same list from its end. Each layer derives its own step; ids have no gradient.
@@ -80,7 +82,7 @@ class TransformerLM(Module):
                 p.value = (std * rng.standard_normal(p.shape)).astype(p.value.dtype)
 
     def forward(
-        self, token_ids: Int[Array, "... seq"], token_positions: Int[Array, "... seq"] | None = None
+        self, token_ids: Integer[Array, "... seq"], token_positions: Integer[Array, "... seq"] | None = None
     ) -> Float[Array, "... seq vocab"]:
         """Return the logits (..., seq, V) for integer ids (..., seq), seq at most the context length.
 
@@ -94,7 +96,7 @@ class TransformerLM(Module):
             token_positions = np.arange(seq, like=token_ids)
         if self.positions is not None:
             x = self.positions.forward(x, token_positions)  # (1)
-        x = self.dropout.forward(x)
+        x = self.dropout.forward(x)  # (1)
         for block in self.layers:
             x = block.forward(x, token_positions)  # (2)
         if self.ln_final is not None:
@@ -108,11 +110,14 @@ class TransformerLM(Module):
             dx = self.ln_final.backward(dx)  # (3)
         for block in reversed(self.layers):
             dx = block.backward(dx)  # (2)
-        dx = self.dropout.backward(dx)
+        dx = self.dropout.backward(dx)  # (1)
         if self.positions is not None:
             dx = self.positions.backward(dx)  # (1)
         self.token_embeddings.backward(dx)  # (1), (5)
 
-    def next_token_probs(self, token_ids: Int[Array, "... seq"]) -> Float[Array, "... vocab"]:
-        """Return the probabilities of the token after the last one: softmax of the last position's logits."""
+    def next_token_probs(self, token_ids: Integer[Array, "... seq"]) -> Float[Array, "... vocab"]:
+        """Return the probabilities of the token after the last one: softmax of the last position's logits.
+
+        It runs forward: in training mode with dropout, and a backward would belong to it.
+        """
         return Softmax().forward(self.forward(token_ids)[..., -1, :])

@@ -18,7 +18,7 @@ class Parameter:
     """A learned array: `.value`, and `.grad` of the same shape, into which every backward adds.
 
     Both are views into `buffer`. Assigning to either copies into the view (shapes must match), so a parameter
-    never leaves its buffer unnoticed.
+    never leaves its buffer unnoticed. A contiguous array given to the constructor is not copied.
     """
 
     def __init__(self, value: Array):
@@ -159,6 +159,8 @@ class Module:
     gradient of the loss with respect to forward's output (the cotangent), *adds* the gradients of its parameters
     to their `.grad`, and returns the gradient with respect to forward's input. `backward` belongs to the latest
     `forward`; called twice, it adds twice. Neither changes an array that it was given.
+
+    What forward keeps may be its input or its output itself, not a copy: change neither in place before backward.
     """
 
     training = True
@@ -169,6 +171,11 @@ class Module:
 
     forward: Callable[..., Any]
     backward: Callable[..., Any]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "saved":
+            raise AttributeError(f"{type(self).__name__}: backward needs a forward before it")
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def children(self) -> Iterator[tuple[str, "Module"]]:
         """Yield the modules held as attributes, or in lists that are attributes, with their names."""
@@ -258,13 +265,11 @@ class Module:
         for buffer in buffers:
             buffer.convert(move)
         for module in self.modules():
-            module.saved = None
+            vars(module).pop("saved", None)
             for name, item in vars(module).items():
                 if hasattr(item, "__array_function__"):
                     setattr(module, name, move(item))
         return self
-
-    saved: Any = None
 
 
 def mover(device: str) -> Callable[[Array], Array]:
@@ -280,6 +285,11 @@ def mover(device: str) -> Callable[[Array], Array]:
             ) from error
         return cupy.asarray
     raise ValueError(f'device must be "cpu" or "cuda", not {device!r}')
+
+
+def at_least_float32(x: Array) -> Array:
+    """Return a float16 array as float32 (in float16 the square of 1e-4 is 0), any other as it is."""
+    return x.astype(np.float32) if x.dtype == np.float16 else x
 
 
 def check_positive(**sizes: int) -> None:

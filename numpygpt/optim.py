@@ -26,7 +26,8 @@ def finite_squared_norm(vectors: list[Span]) -> float:
         with np.errstate(over="ignore", invalid="ignore"):  # looked into on the next line
             square = float(np.dot(span.grad, span.grad))
         if not math.isfinite(square) and not bool(np.all(np.isfinite(span.grad))):
-            bad = [p for p in span.buffer.parameters if not bool(np.all(np.isfinite(p.grad)))]
+            inside = [p for p in span.buffer.parameters if span.start <= p.offset < span.stop]
+            bad = [p for p in inside if not bool(np.all(np.isfinite(p.grad)))]
             raise FloatingPointError(
                 f"the gradient of {bad[0].name or 'a parameter'} {bad[0].shape} is not finite; nothing was changed"
             )
@@ -40,12 +41,13 @@ def clip_grad_norm(parameters: Iterable[Parameter], max_norm: float) -> float:
     Source: Pascanu, Mikolov & Bengio (2013), arXiv:1211.5063, algorithm 1.
 
     $$N = \sqrt{\textstyle\sum_p \sum_j g_{pj}^2} \tag{1}$$
-    $$g \leftarrow g \cdot \min(1,\ \texttt{max\_norm} / N) \tag{2}$$
+    $$g \leftarrow g \cdot \min(1,\ N_{\max} / N) \tag{2}$$
 
     Squares of float32 overflow beyond 1.8e19 and vanish below 1e-23. If (1) is near either end, it is taken of
     $g/M$, $M = \max|g|$, and multiplied by $M$. A shared parameter counts once. A gradient of zeros stays.
 
-    **Reading.** The direction is kept, the length is bounded: a step along a cliff isn't longer than others.
+    **Reading.** The direction is kept, the length is bounded: at a cliff of the loss the step is no longer than
+    elsewhere.
 
     Raises FloatingPointError if a gradient isn't finite, and ValueError unless max_norm is positive.
     """
@@ -95,8 +97,9 @@ class Adam:
     $\varepsilon$ is added after the correction; adding it to $\sqrt{v_t}$ would make it weigh
     $1/\sqrt{1-\beta_2^t}$ times as much. The state $m_t$, $v_t$ stays uncorrected.
 
-    **Reading.** $\hat m/\sqrt{\hat v}$ is a signal-to-noise ratio, at most about 1: gradients that agree give full
-    steps of size $\eta$, those that contradict each other small ones.
+    **Reading.** $\hat m/\sqrt{\hat v}$ is a signal-to-noise ratio: gradients that agree give full steps of size $\eta$,
+    those that contradict each other small ones. (One after a long silence can give
+    $(1-\beta_1)/\sqrt{1-\beta_2}$ times as much.)
 
     Moments are flat vectors beside the parameters' own, on their device: make the optimiser after moving the model
     (else `step` raises TypeError). `step` raises FloatingPointError if a gradient isn't finite. A bad setting is a
@@ -154,22 +157,22 @@ class Adam:
         squared = g * g
         squared *= 1 - beta2
         v += squared  # (2)
-        scale1, scale2 = 1 / (1 - beta1**self.t), 1 / (1 - beta2**self.t)  # (5), (6)
+        scale1, scale2 = 1 / (1 - beta1**self.t), 1 / (1 - beta2**self.t)  # the factors of (3), by (5) and (6)
         denominator = np.sqrt(v, out=squared)
         denominator *= math.sqrt(scale2)  # (3), under the root
         denominator += self.eps
         step = m / denominator
         step *= lr * scale1  # (3), (4)
         if decay and self.decoupled:
-            p *= 1 - lr * decay  # AdamW
+            p *= 1 - lr * decay  # AdamW (1)
         p -= step  # (4)
 
 
 class AdamW(Adam):
     r"""Adam with decoupled weight decay.
 
-    Source: Loshchilov & Hutter (2019), arXiv:1711.05101, algorithm 2, with the decay times the current learning
-    rate, as is usual. With Adam's (1) to (3) from the gradient alone,
+    Source: Loshchilov & Hutter (2019), arXiv:1711.05101, algorithm 2. **Departure:** the decay is multiplied by the
+    current learning rate, as in PyTorch. With Adam's (1) to (3) from the gradient alone,
 
     $$p \leftarrow p - \eta\, \lambda\, p - \eta\, \frac{\hat m_t}{\sqrt{\hat v_t} + \varepsilon} \tag{1}$$
 

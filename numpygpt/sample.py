@@ -3,7 +3,7 @@ r"""Sampling: from logits to a distribution, and from a prompt to a text."""
 from collections.abc import Collection, Iterator
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 
 from numpygpt.init import Seed
 from numpygpt.layers.softmax import Softmax
@@ -75,7 +75,7 @@ def penalise_repetition(logits: Float[np.ndarray, "vocab"], seen: Array, penalty
 
 def generate(
     model: TransformerLM,
-    prompt_ids: Int[np.ndarray, "seq"],
+    prompt_ids: Integer[np.ndarray, "seq"],
     max_new_tokens: int,
     *,
     temperature: float = 1.0,

@@ -92,11 +92,13 @@ class Trainer:
         was_training = model.training
         model.eval()
         length = model.config.context_length
-        for batch in sequential_batches(self.validation_tokens, 4 * self.config.batch_size, length):
-            inputs, targets = self.to_device(batch)
-            total += self.loss.forward(model.forward(inputs), targets) * targets.size
-            count += targets.size
-        model.train(was_training)
+        try:
+            for batch in sequential_batches(self.validation_tokens, 4 * self.config.batch_size, length):
+                inputs, targets = self.to_device(batch)
+                total += self.loss.forward(model.forward(inputs), targets) * targets.size
+                count += targets.size
+        finally:
+            model.train(was_training)
         return total / count
 
     def to_device(self, batch: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -25,6 +25,7 @@ OTHERS = [
     "ab,bc->c",
     "aab,bc->ac",
     "ab,bcc->ac",
+    "aa,aab->b",
     " ab , b -> a ",
 ]
 

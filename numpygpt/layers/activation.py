@@ -39,7 +39,7 @@ class Identity(Module):
 class ReLU(Module):
     r"""Rectified linear unit.
 
-    Source: Nair & Hinton (2010), section 2.
+    Source: Nair & Hinton (2010), *Rectified linear units improve restricted Boltzmann machines*, ICML, section 2.
 
     $$y = \max(x, 0) \tag{1}$$
     $$f'(x) = \mathbb 1[x > 0] \tag{2}$$
@@ -88,7 +88,8 @@ class Sigmoid(Module):
 class SiLU(Module):
     r"""Sigmoid-weighted linear unit, also called swish.
 
-    Source: Elfwing, Uchibe & Doya (2018), arXiv:1702.03118, eqs. 4 and 5.
+    Source: Elfwing, Uchibe & Doya (2018), arXiv:1702.03118, section 2; as swish: Ramachandran, Zoph & Le (2017),
+    arXiv:1710.05941.
 
     $$y = x\, \sigma(x) \tag{1}$$
 
@@ -96,7 +97,8 @@ class SiLU(Module):
 
     $$f'(x) = \sigma(x) + x\, \sigma(x)\,(1 - \sigma(x)) = \sigma(x)\,\big(1 + x\,(1 - \sigma(x))\big) \tag{2}$$
 
-    **Reading.** For large $x$ the identity, for very negative $x$ zero, and its derivative likewise.
+    **Reading.** A soft gate: for large $x$ the identity, for very negative $x$ zero. The slope goes from 0 to 1,
+    overshooting to 1.10 at $x \approx 2.4$.
     """
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -146,7 +148,8 @@ class GELU(Module):
     Beyond $|x| = 10$, $\tau = \pm 1$ to all digits of float64; $u$ is taken at $\pm 10$ there and the second term
     of (5) is 0, which keeps powers of large $x$ from overflowing.
 
-    **Reading.** Like SiLU a soft gate, with a slope that overshoots 1 slightly where $x\varphi(x)$ is largest.
+    **Reading.** Like SiLU a soft gate. The slope exceeds 1 beyond $x \approx 0.75$ (1.13 at $\sqrt2$) and is slightly
+    negative below $x \approx -0.75$.
     """
 
     def __init__(self, approximate: str = "none"):

@@ -3,7 +3,7 @@ r"""Attention: every position gathers from the positions that it may see."""
 import copy
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Integer
 
 from numpygpt.einsum import einsum
 from numpygpt.init import Seed
@@ -16,9 +16,10 @@ from numpygpt.module import Array, Module, check_positive
 class ScaledDotProductAttention(Module):
     r"""$\mathrm{softmax}\big(q k^\top / \sqrt{d_k}\big)\, v$, hidden keys left out exactly.
 
-    Source: Vaswani et al. (2017), arXiv:1706.03762, eq. 1. $d_k$ is the width of a head, not of the model: if
-    features of $q$ and $k$ are independent with variance 1, their product over $d_k$ features has variance $d_k$.
-    Indices: $t$ query position, $s, k$ key positions, $d$ feature of q and k, $e$ feature of v; all leading axes
+    Source: Vaswani et al. (2017), arXiv:1706.03762, eq. 1. $d_k$ is the width of a head, not of the model: if the
+    features of $q$ and $k$ are independent, of mean 0 and variance 1, the sum of $d_k$ products has variance $d_k$, and
+    dividing by $\sqrt{d_k}$ makes it 1.
+    Indices: $t$ query position, $s, s'$ key positions, $d$ feature of q and k, $e$ feature of v; all leading axes
     (batch, head) are the same in every array and left out. $\bar z$ means $\partial L/\partial z$.
 
     **Forward**
@@ -31,25 +32,28 @@ class ScaledDotProductAttention(Module):
     $e^{-\infty} = 0$: no legal score, however large, lets a hidden key leak (a large negative number in place of
     $-\infty$ would). A query that sees no key has $p_{ts} = 0$ for all $s$ (see Softmax) and $o_t = 0$.
 
-    **Backward**, given $\bar o$. (4) is a contraction; swap the output with the operand:
+    **Backward**, given $\bar o$. From (4), $\partial o_{te}/\partial v_{se} = p_{ts}$ and
+    $\partial o_{te}/\partial p_{ts} = v_{se}$. $v_{se}$ reaches feature $e$ of every query, and $p_{ts}$ every
+    feature of query $t$; multiply by $\bar o_{te}$ and sum over what is reached:
 
     $$\bar v_{se} = \sum_t p_{ts}\, \bar o_{te} \tag{5}$$
     $$\bar p_{ts} = \sum_e \bar o_{te}\, v_{se} \tag{6}$$
 
     By softmax's Jacobian, row by row (Softmax, eq. 4):
 
-    $$\bar m_{ts} = p_{ts}\Big(\bar p_{ts} - \sum_k \bar p_{tk}\, p_{tk}\Big) \tag{7}$$
+    $$\bar m_{ts} = p_{ts}\Big(\bar p_{ts} - \sum_{s'} \bar p_{ts'}\, p_{ts'}\Big) \tag{7}$$
 
-    In (2) a visible score is passed on and a hidden one is a constant, so $\bar a_{ts} = \bar m_{ts}$ where visible
-    and 0 where not; but there $p_{ts} = 0$, so (7) is 0 already, and $\bar a = \bar m$ without a second masking.
-    Then (1) is a contraction again:
+    In (2) a visible score is passed on and a hidden one is replaced by a constant, so $\bar a_{ts} = \bar m_{ts}$
+    where visible and 0 where not; but there $p_{ts} = 0$, so (7) is 0 already, and $\bar a = \bar m$ without a second
+    masking. From (1), $\partial a_{ts}/\partial q_{td} = k_{sd}/\sqrt{d_k}$, and $q_{td}$ reaches the scores of all
+    keys; $\partial a_{ts}/\partial k_{sd} = q_{td}/\sqrt{d_k}$, and $k_{sd}$ reaches those of all queries:
 
     $$\bar q_{td} = \frac{1}{\sqrt{d_k}} \sum_s \bar a_{ts}\, k_{sd} \tag{8}$$
     $$\bar k_{sd} = \frac{1}{\sqrt{d_k}} \sum_t \bar a_{ts}\, q_{td} \tag{9}$$
 
-    **Reading.** A key is pulled towards the queries whose outputs it would have improved, in proportion to how much
-    they looked at it. With a causal mask, $\bar k_s$ and $\bar v_s$ gather from queries $t \ge s$ only: the arrow
-    of forward, reversed.
+    **Reading.** A key is pulled towards the queries whose outputs it would improve, in proportion to how much they
+    looked at it. With a causal mask, $\bar k_s$ and $\bar v_s$ gather from queries $t \ge s$ only: the arrow of
+    forward, reversed.
     """
 
     def __init__(self) -> None:
@@ -90,49 +94,58 @@ class ScaledDotProductAttention(Module):
 class MultiHeadAttention(Module):
     r"""Causal self-attention in $H$ heads, which may share $G \le H$ key/value heads.
 
-    Source: Vaswani et al. (2017), arXiv:1706.03762, section 3.2.2; fewer key/value heads: Shazeer (2019),
-    arXiv:1911.02150 ($G = 1$), Ainslie et al. (2023), arXiv:2305.13245, section 2.2. Query head $h$ uses key/value
-    head $g = \lfloor h/R \rfloor$, $R = H/G$: heads $gR \dots gR + R - 1$ form group $g$, as in Llama's
-    checkpoints. Indices: $t, s$ positions, $c$ feature of the model, $g$ key/value head, $r$ query head inside its
-    group, $d$ feature inside a head. Batch axes are left out.
+    Source: Vaswani et al. (2017), arXiv:1706.03762, sections 3.2.2 and 3.2.3 (the causal mask); fewer key/value
+    heads: Shazeer (2019), arXiv:1911.02150 ($G = 1$), Ainslie et al. (2023), arXiv:2305.13245, section 2.2. Query
+    head $h$ uses key/value head $g = \lfloor h/R \rfloor$, $R = H/G$: heads $gR \dots gR + R - 1$ form group $g$, as
+    in Llama's checkpoints. Indices, all from 0: $t, s$ positions in a sequence of $T$, $g$ key/value head, $r$ query
+    head inside its group, $d$ feature inside a head of width $d_k = D/H$. Batch axes are left out. Biases, if there
+    are any, are Linear's.
 
     **Forward**
 
     $$q = W_q x, \qquad k = W_k x, \qquad v = W_v x \tag{1}$$
 
-    *Split.* The $H d_k$ features of $q$ at a position are read as $(g, r, d)$, those of $k$ and $v$ as $(g, 1, d)$:
+    *Split.* The $H d_k$ features of $q$ at a position are read as $(g, r, d)$, the $G d_k$ of $k$ and $v$ as $(g, d)$:
 
-    $$q_{grtd} = q_{t,\,(gR + r)\,d_k + d}, \qquad k_{g1sd} = k_{s,\,g\,d_k + d} \tag{2}$$
+    $$q_{grtd} = q_{t,\,(gR + r)\,d_k + d}, \qquad
+      k_{gsd} = k_{s,\,g\,d_k + d}, \qquad v_{gsd} = v_{s,\,g\,d_k + d} \tag{2}$$
 
-    *Rotate*, if there is a RoPE: $q_{grtd}$ by the angles of position $t$, $k$ by those of $s$.
+    *Rotate*, if there is a RoPE: $q_{grtd}$ by the angles of position $t$, $k_{gsd}$ by those of $s$.
 
     $$q' = \mathrm{RoPE}(q), \qquad k' = \mathrm{RoPE}(k) \tag{3}$$
 
-    *Attend.* Key $s$ is visible to query $t$ iff $\mathrm{position}(s) \le \mathrm{position}(t)$ (and a given mask
-    allows it). Nothing in attention links one query to another, so the $R$ heads of a group simply are $RT$ queries
-    to its $T$ keys:
+    *Mask.* A query sees no key after its own position (and, if a mask is given, only what that allows):
 
-    $$o_{g,(rt),d} = \mathrm{attention}\big(q'_{g,(rt),d},\; k'_{gsd},\; v_{gsd}\big) \tag{4}$$
+    $$\text{visible}_{ts} = \big[\mathrm{position}(s) \le \mathrm{position}(t)\big] \wedge \text{mask}_{ts} \tag{4}$$
 
-    *Merge* is (2) backwards, and the heads are mixed by
+    *Attend.* Nothing in attention links one query to another, so the $R$ heads of a group simply are $RT$ queries to
+    its $T$ keys; (4) holds for each head:
 
-    $$y = W_o\, o, \qquad o_{t,\,(gR + r)\,d_k + d} = o_{grtd} \tag{5}$$
+    $$o_{g,(rt),d} = \mathrm{attention}\big(q'_{g,(rt),d},\; k'_{gsd},\; v_{gsd},\; \text{visible}_{ts}\big) \tag{5}$$
 
-    **Backward**, each step undone in turn. $\bar o = W_o^\top \bar y$ by Linear. Split and merge only rename
-    elements, each to one place: their Jacobian is a permutation matrix, whose transpose is its inverse. So the
-    gradient of a merge is a split and that of a split a merge:
+    *Merge* is (2) backwards, and the heads are mixed:
 
-    $$\bar o_{grtd} = \bar o_{t,\,(gR + r)\,d_k + d} \tag{6}$$
+    $$o_{t,\,(gR + r)\,d_k + d} = o_{grtd}, \qquad y = W_o\, o \tag{6}$$
 
-    Attention gives $\bar q', \bar k', \bar v$; in (4) the sum over queries of $\bar k'$ and $\bar v$ runs over
-    $(r, t)$, and so over all heads that share the key. RoPE turns back, and the heads are merged again:
+    **Backward**, each step undone in turn. Linear gives $\bar o = W_o^\top \bar y$. Split and merge only rename
+    elements, each to one place: $\partial o_{t,\,(gR+r)d_k+d}/\partial o_{grtd} = 1$ and all other derivatives are 0.
+    So each element's gradient is that of its new name; the gradient of a merge is a split,
 
-    $$\bar q', \bar k', \bar v = \mathrm{attention\ backward}(\bar o), \qquad
-      \bar q = \mathrm{RoPE}^{-1}(\bar q'), \qquad \bar k = \mathrm{RoPE}^{-1}(\bar k') \tag{7}$$
+    $$\bar o_{grtd} = \bar o_{t,\,(gR + r)\,d_k + d} \tag{7}$$
+
+    Attention hands back $\bar q', \bar k', \bar v$, its equations (5) to (9). There the sums over queries run over
+    $(r, t)$, and so over all heads that share a key. RoPE turns back:
+
+    $$\bar q = \mathrm{RoPE}^{-1}(\bar q'), \qquad \bar k = \mathrm{RoPE}^{-1}(\bar k') \tag{8}$$
+
+    The gradient of a split is a merge:
+
+    $$\bar q_{t,\,(gR + r)\,d_k + d} = \bar q_{grtd}, \qquad \bar k_{s,\,g\,d_k + d} = \bar k_{gsd}, \qquad
+      \bar v_{s,\,g\,d_k + d} = \bar v_{gsd} \tag{9}$$
 
     $x$ fed all three projections, so three gradients add:
 
-    $$\bar x = W_q^\top \bar q + W_k^\top \bar k + W_v^\top \bar v \tag{8}$$
+    $$\bar x = W_q^\top \bar q + W_k^\top \bar k + W_v^\top \bar v \tag{10}$$
 
     **Reading.** Heads don't meet before $W_o$: permuting them (with the columns of $W_o$) changes nothing.
     An output has no gradient in any later token.
@@ -172,7 +185,7 @@ class MultiHeadAttention(Module):
     def forward(
         self,
         x: Float[Array, "... seq d_model"],
-        token_positions: Int[Array, "... seq"] | None = None,
+        token_positions: Integer[Array, "... seq"] | None = None,
         mask: Bool[Array, "... seq seq"] | None = None,
     ) -> Float[Array, "... seq d_model"]:
         """Return the attended x. Positions are 0..seq-1 unless given as (seq,) or with leading axes.
@@ -181,39 +194,39 @@ class MultiHeadAttention(Module):
         """
         if token_positions is None:
             token_positions = np.arange(x.shape[-2], like=x)
-        visible = token_positions[..., :, None] >= token_positions[..., None, :]
-        if mask is not None:
-            visible = visible & mask
         q, k, v = self.q_proj.forward(x), self.k_proj.forward(x), self.v_proj.forward(x)  # (1)
         q, k, v = self.split_heads(q), self.split_heads(k), self.split_heads(v)  # (2)
         if self.q_rope is not None and self.k_rope is not None:
             t = token_positions[..., None, None, :]
             q, k = self.q_rope.forward(q, t), self.k_rope.forward(k, t)  # (3)
+        visible = token_positions[..., None, :] <= token_positions[..., :, None]  # (4)
+        if mask is not None:
+            visible = visible & mask  # (4)
         visible = np.concatenate([visible] * self.group, axis=-2)[..., None, :, :]
-        o = self.attention.forward(self.fold(q), self.fold(k), self.fold(v), visible)  # (4)
-        return self.output_proj.forward(self.merge_heads(self.unfold(o, self.group)))  # (5)
+        o = self.attention.forward(self.fold(q), self.fold(k), self.fold(v), visible)  # (5)
+        return self.output_proj.forward(self.merge_heads(self.unfold(o, self.group)))  # (6)
 
     def backward(self, dy: Float[Array, "... seq d_model"]) -> Float[Array, "... seq d_model"]:
         """Add the gradients of the projections; return that of x."""
-        do = self.split_heads(self.output_proj.backward(dy))  # (6)
-        dq, dk, dv = self.attention.backward(self.fold(do))  # (7)
+        do = self.split_heads(self.output_proj.backward(dy))  # (7)
+        dq, dk, dv = self.attention.backward(self.fold(do))
         dq, dk, dv = self.unfold(dq, self.group), self.unfold(dk, 1), self.unfold(dv, 1)
         if self.q_rope is not None and self.k_rope is not None:
-            dq, dk = self.q_rope.backward(dq), self.k_rope.backward(dk)  # (7)
-        dq, dk, dv = self.merge_heads(dq), self.merge_heads(dk), self.merge_heads(dv)
-        return self.q_proj.backward(dq) + self.k_proj.backward(dk) + self.v_proj.backward(dv)  # (8)
+            dq, dk = self.q_rope.backward(dq), self.k_rope.backward(dk)  # (8)
+        dq, dk, dv = self.merge_heads(dq), self.merge_heads(dk), self.merge_heads(dv)  # (9)
+        return self.q_proj.backward(dq) + self.k_proj.backward(dk) + self.v_proj.backward(dv)  # (10)
 
     def split_heads(self, z: Float[Array, "... seq features"]) -> Float[Array, "... kv group seq d_k"]:
         """Read features as (kv head, head in its group, d_k) and bring the sequence axis behind the heads (2)."""
         return np.moveaxis(z.reshape(*z.shape[:-1], self.num_kv_heads, -1, self.d_k), -4, -2)
 
     def merge_heads(self, z: Float[Array, "... kv group seq d_k"]) -> Float[Array, "... seq features"]:
-        """Undo split_heads (5)."""
+        """Undo split_heads (6)."""
         z = np.moveaxis(z, -2, -4)
         return z.reshape(*z.shape[:-3], -1)
 
     def fold(self, z: Float[Array, "... kv group seq d_k"]) -> Float[Array, "... kv rows d_k"]:
-        """Join the axes of group and sequence: R heads of T positions become RT rows (4)."""
+        """Join the axes of group and sequence: R heads of T positions become RT rows (5)."""
         return z.reshape(*z.shape[:-3], -1, z.shape[-1])
 
     def unfold(self, z: Float[Array, "... kv rows d_k"], group: int) -> Float[Array, "... kv group seq d_k"]:

@@ -1,7 +1,7 @@
 r"""A decoder block: attention, then feed-forward, each beside a residual path and with its norm."""
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Integer
 
 from numpygpt.config import TransformerConfig
 from numpygpt.init import Seed
@@ -42,7 +42,7 @@ class DecoderBlock(Module):
     arXiv:1512.03385, eq. 1; the two places of the norm are compared by Xiong et al. (2020), arXiv:2002.04745, table
     1. Dropout acts on what each sublayer adds (Vaswani, section 5.4).
 
-    **Forward.** Each half, with sublayer $f$ (attention or feed-forward) and norm $n$, is
+    **Forward.** Each half, with sublayer $f$ (attention or feed-forward, and the dropout behind it) and norm $n$, is
 
     $$\text{pre:}\quad y = x + f(n(x)) \tag{1}$$
     $$\text{post (the original of 2017):}\quad y = n(x + f(x)) \tag{2}$$
@@ -55,8 +55,8 @@ class DecoderBlock(Module):
     $$\text{post:}\quad \bar z = J_n^\top \bar y, \qquad \bar x = \bar z + J_f^\top \bar z \tag{4}$$
 
     **Reading.** With the norm before, the cotangent of the last block reaches the first one untouched, through the
-    $1$ of every block, whatever the sublayers do. With the norm behind, it passes $J_n$ twice a block, and is
-    scaled each time.
+    first term of (3) in every block, whatever the sublayers do. With the norm behind, it passes $J_n$ twice a block,
+    and is scaled each time.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class DecoderBlock(Module):
     def forward(
         self,
         x: Float[Array, "... seq d_model"],
-        token_positions: Int[Array, "... seq"] | None = None,
+        token_positions: Integer[Array, "... seq"] | None = None,
         mask: Bool[Array, "... seq seq"] | None = None,
     ) -> Float[Array, "... seq d_model"]:
         """Return the block's output; arguments as for MultiHeadAttention."""

@@ -1,10 +1,9 @@
 r"""Cross-entropy: what the model should have said, scored."""
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 
-from numpygpt.layers.norm import at_least_float32
-from numpygpt.module import Array, Module, check_ids
+from numpygpt.module import Array, Module, at_least_float32, check_ids
 
 
 class CrossEntropy(Module):
@@ -12,7 +11,7 @@ class CrossEntropy(Module):
 
     Source: Bishop (2006), *Pattern Recognition and Machine Learning*, eqs. 4.104 and 4.108-4.109, averaged over
     positions. Positions whose target is `ignore_index` are not counted. **Departure:** with none counted the loss
-    is 0 and the gradient 0 (others return NaN). float16 logits are computed in float32.
+    is 0 and the gradient 0 (others return NaN). For float16 logits the loss is computed in float32.
     Indices: $n$ runs over all positions together, $v, k$ over the vocabulary; $y_n$ is the target; $N$ positions
     count, those with $a_n = 1$ (others have $a_n = 0$). $\bar z$ means $\partial L/\partial z$.
 
@@ -41,7 +40,7 @@ class CrossEntropy(Module):
     def __init__(self, ignore_index: int | None = None):
         self.ignore_index = ignore_index
 
-    def forward(self, logits: Float[Array, "... vocab"], targets: Int[Array, "..."]) -> float:
+    def forward(self, logits: Float[Array, "... vocab"], targets: Integer[Array, "..."]) -> float:
         """Return the mean loss. IndexError for a target outside 0..V-1 that isn't `ignore_index`."""
         vocab_size = logits.shape[-1]
         if targets.shape != logits.shape[:-1]:

@@ -10,10 +10,10 @@ from numpygpt.module import Array, Module
 class Dropout(Module):
     r"""Drops each element with probability $p$ in training; the identity in evaluation.
 
-    Source: Srivastava et al. (2014), section 4, in the 'inverted' form: what is kept is scaled by $1/(1-p)$ at
-    training time, so that the expected value is right and evaluation needs no factor.
-    The layer draws from its own generator `rng`. It draws on the host whatever the device, so that a seed means the
-    same masks everywhere.
+    Source: Srivastava et al. (2014), JMLR 15:1929-1958, section 4. **Departures:** $p$ here is the probability of
+    dropping, not of keeping; and the 'inverted' form of section 10, what is kept is scaled by $1/(1-p)$ while
+    training, so that the expected value is right and evaluation needs no factor. The layer draws from its own
+    generator `rng`. It draws on the host whatever the device, so that a seed means the same masks everywhere.
 
     **Forward**, with independent $m \in \{0, 1\}$, $P(m = 1) = 1 - p$:
 

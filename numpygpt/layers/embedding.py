@@ -1,7 +1,7 @@
 r"""The embedding: a table with a learned vector for each token."""
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 
 from numpygpt.init import Seed, truncated_normal
 from numpygpt.module import Array, Module, Parameter, check_ids, check_positive
@@ -10,10 +10,10 @@ from numpygpt.module import Array, Module, Parameter, check_ids, check_positive
 class Embedding(Module):
     r"""$y_n = W_{v_n}$: row $v_n$ of the table $W$ (V, D) for token id $v_n$.
 
-    Source: Bengio, Ducharme, Vincent & Jauvin (2003), section 2 (the matrix $C$); Vaswani et al. (2017),
-    arXiv:1706.03762, section 3.4. **Departure:** no factor $\sqrt D$ on the vectors.
-    Starting weights: truncated normal of mean 0 and deviation 1, cut at ±3.
-    Indices: $n$ runs over all axes of the ids together, $v$ over the vocabulary, $c$ over features.
+    Source: Bengio, Ducharme, Vincent & Jauvin (2003), JMLR 3:1137-1155, section 2 (the matrix $C$); Vaswani et al.
+    (2017), arXiv:1706.03762, section 3.4. **Departure:** no factor $\sqrt D$ on the vectors. Starting weights:
+    truncated normal of mean 0 and deviation 1, cut at ±3. Indices: $n$ runs over all axes of the ids together, $v$
+    over the vocabulary, $c$ over features.
 
     **Forward.** Looking up a row is multiplying with a one-hot vector, $\mathbb 1[v_n = v]$:
 
@@ -39,11 +39,9 @@ class Embedding(Module):
         check_positive(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         self.weight = Parameter(truncated_normal((num_embeddings, embedding_dim), 1.0, rng, dtype))
 
-    what = "token id"  # what the ids are, for messages
-
-    def forward(self, token_ids: Int[Array, "..."]) -> Float[Array, "... embedding_dim"]:
+    def forward(self, token_ids: Integer[Array, "..."]) -> Float[Array, "... embedding_dim"]:
         """Return the rows of integer `token_ids` of any shape. IndexError for an id outside 0..V-1."""
-        check_ids(token_ids, self.weight.shape[0], self.what)
+        check_ids(token_ids, self.weight.shape[0], "token id")
         self.saved = token_ids
         return self.weight.value[token_ids]  # (1)
 

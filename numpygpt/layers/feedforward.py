@@ -20,9 +20,11 @@ class FeedForward(Module):
 
     $$u = W_1 x, \qquad h = f(u), \qquad y = W_2\, h \tag{1}$$
 
+    (with `bias=True` each linear map has its own, which changes nothing below.)
+
     **Backward.** A chain is undone from its end: each step hands its input's gradient to the one before it.
 
-    $$\bar h = W_2^\top \bar y, \qquad \bar u = \bar h\, f'(u), \qquad \bar x = W_1^\top \bar u \tag{2}$$
+    $$\bar h = W_2^\top \bar y, \qquad \bar u = \bar h \odot f'(u), \qquad \bar x = W_1^\top \bar u \tag{2}$$
 
     ($W^\top \bar y$ is equation (5) of Linear, which also derives $\bar W_1$ and $\bar W_2$; $f'$ is in
     activation.py.)
@@ -60,10 +62,10 @@ class FeedForward(Module):
 class GLU(Module):
     r"""Gated linear unit: $y = W_2\,(f(W_1 x) \odot W_3 x)$.
 
-    Source: Shazeer (2020), arXiv:2002.05202, eqs. 4 to 6; the gate is Dauphin et al. (2017), arXiv:1612.08083, eq.
-    1. The activation names the family: sigmoid is GLU, identity bilinear, ReLU ReGLU, GELU GEGLU, SiLU SwiGLU.
-    Default width $F = 64\lceil\lfloor 8D/3\rfloor/64\rceil$: with three matrices this counts as many weights as
-    $4D$ with two.
+    Source: Shazeer (2020), arXiv:2002.05202, eqs. 4 to 6; the gate is Dauphin et al. (2017), arXiv:1612.08083, eq. 1.
+    The activation names the family: sigmoid is GLU, identity bilinear, ReLU ReGLU, GELU GEGLU, SiLU SwiGLU. Default
+    width $F = 64\lceil\lfloor 8D/3\rfloor/64\rceil$: three matrices then have about as many weights as two of width
+    $4D$.
 
     **Forward**
 
@@ -71,19 +73,24 @@ class GLU(Module):
     $$g = f(u) \tag{2}$$
     $$h = g \odot v, \qquad y = W_2\, h \tag{3}$$
 
-    **Backward**, given $\bar y$. $\bar h = W_2^\top \bar y$, and by the product rule each factor's gradient is the
-    cotangent times the other factor. There are two paths back from $h$:
+    **Backward**, given $\bar y$. Through the last map, by Linear,
 
-    $$\bar v = \bar h \odot g \tag{4}$$
-    $$\bar g = \bar h \odot v \tag{5}$$
-    $$\bar u = \bar g \odot f'(u) \tag{6}$$
+    $$\bar h = W_2^\top \bar y \tag{4}$$
+
+    In $h_c = g_c v_c$, $\partial h_c/\partial v_c = g_c$ and $\partial h_c/\partial g_c = v_c$: each factor's
+    gradient is the cotangent times the other factor. There are two paths back from $h$, and the second leads on
+    through $f$:
+
+    $$\bar v = \bar h \odot g \tag{5}$$
+    $$\bar g = \bar h \odot v \tag{6}$$
+    $$\bar u = \bar g \odot f'(u) \tag{7}$$
 
     They meet in $x$, which fed both; gradients of two uses add:
 
-    $$\bar x = W_1^\top \bar u + W_3^\top \bar v \tag{7}$$
+    $$\bar x = W_1^\top \bar u + W_3^\top \bar v \tag{8}$$
 
     **Reading.** Each path is scaled by what the other carries. Where the gate is shut ($g = 0$), $v$ learns nothing
-    by (4), but the gate may by (5), unless it is saturated ($f' = 0$ in (6)). Where the value is zero ($v = 0$), the
+    by (5), but the gate may by (6), unless it is saturated ($f' = 0$ in (7)). Where the value is zero ($v = 0$), the
     gate learns nothing, however steep it is. Where a gate is saturated open (sigmoid: $g = 1$, $f' = 0$), only the
     value path is left and the unit is linear. The identity gate is never saturated, SiLU's and GELU's have $f' \to 1$
     on the open side.
@@ -118,11 +125,11 @@ class GLU(Module):
     def backward(self, dy: Float[Array, "... d_model"]) -> Float[Array, "... d_model"]:
         """Add the gradients of the weights; return that of x."""
         g, v = self.saved
-        dh = self.w2.backward(dy)
-        dv = dh * g  # (4)
-        dg = dh * v  # (5)
-        du = self.activation.backward(dg)  # (6)
-        return self.w1.backward(du) + self.w3.backward(dv)  # (7)
+        dh = self.w2.backward(dy)  # (4)
+        dv = dh * g  # (5)
+        dg = dh * v  # (6)
+        du = self.activation.backward(dg)  # (7)
+        return self.w1.backward(du) + self.w3.backward(dv)  # (8)
 
 
 class SwiGLU(GLU):

@@ -30,15 +30,15 @@ class Linear(Module):
       \frac{\partial y_{no}}{\partial b_p} = \delta_{op}, \qquad
       \frac{\partial y_{no}}{\partial x_{mi}} = \delta_{nm}\, W_{oi} \tag{2}$$
 
-    and the $\delta$ leaves of each sum what it doesn't name: $W$ and $b$ serve every position, so positions are
-    summed; $x_{ni}$ reaches all outputs of its own position, so outputs are summed.
+    Each $\delta$ removes the sum over its index; the sum over the other one stays. $W$ and $b$ serve every position,
+    so positions are summed; $x_{ni}$ reaches all outputs of its own position, so outputs are summed.
 
     $$\bar W_{oi} = \sum_n \bar y_{no}\, x_{ni} \tag{3}$$
     $$\bar b_o = \sum_n \bar y_{no} \tag{4}$$
     $$\bar x_{ni} = \sum_o \bar y_{no}\, W_{oi} \tag{5}$$
 
     **Reading.** Of the three letters in (1), each gradient takes the two arrays it isn't and sums the letter it
-    lacks. This rule (swap the output with the operand) holds for every einsum in this package.
+    lacks. This rule (swap the output with the operand) holds for every contraction of two arrays.
     """
 
     def __init__(

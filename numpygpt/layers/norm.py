@@ -4,12 +4,7 @@ import numpy as np
 from jaxtyping import Float
 
 from numpygpt.einsum import einsum
-from numpygpt.module import Array, Module, Parameter, check_not_negative, check_positive
-
-
-def at_least_float32(x: Array) -> Array:
-    """Return a float16 array as float32 (in float16 the square of 1e-4 is 0), any other as it is."""
-    return x.astype(np.float32) if x.dtype == np.float16 else x
+from numpygpt.module import Array, Module, Parameter, at_least_float32, check_not_negative, check_positive
 
 
 class RMSNorm(Module):
@@ -64,17 +59,18 @@ class RMSNorm(Module):
     def backward(self, dy: Float[Array, "... d_model"]) -> Float[Array, "... d_model"]:
         """Add the gradient of the gain; return that of x."""
         r, h = self.saved
+        dtype, dy = dy.dtype, at_least_float32(dy)
         self.weight.grad += einsum("...c,...c->c", dy, h)  # (4)
         dh = dy * self.weight.value  # (5)
         s = einsum("...k,...k->...", dh, h)[..., None] / h.shape[-1]  # (7), from (6)
-        return (r * (dh - s * h)).astype(dy.dtype, copy=False)  # (8)
+        return (r * (dh - s * h)).astype(dtype, copy=False)  # (8)
 
 
 class LayerNorm(Module):
     r"""$y = w \odot (x - \mu)/\sigma + b$ over the $D$ features of a position; `bias=False` leaves out $b$.
 
-    Source: Ba, Kiros & Hinton (2016), arXiv:1607.06450, eq. 4. The variance is the biased one (divide by $D$, not
-    $D-1$), and $\varepsilon$ is added inside the root, as in every checkpoint of the GPT-2 family.
+    Source: Ba, Kiros & Hinton (2016), arXiv:1607.06450, eqs. 3 and 4. The variance is the biased one (divide by $D$,
+    not $D-1$). **Departure:** $\varepsilon$ added inside the root, as in GPT-2's code.
     A float16 input is computed in float32 and returned as float16.
     Indices: $n$ runs over all positions together, $c, k$ over features. $\bar z$ means $\partial L/\partial z$.
 
@@ -91,22 +87,21 @@ class LayerNorm(Module):
     $$\bar w_c = \sum_n \bar y_{nc}\, h_{nc} \tag{6}$$
     $$\bar h_{nc} = \bar y_{nc}\, w_c \tag{7}$$
 
-    (2) and (3) are RMSNorm of $u$: as there, $\partial r_n/\partial u_{nc} = -r_n^2 h_{nc}/D$ gives
+    (2) and (3) are RMSNorm of $u$, equations (1) to (8) there:
 
-    $$\frac{\partial h_{nk}}{\partial u_{nc}} = r_n\Big(\delta_{kc} - \tfrac1D h_{nk} h_{nc}\Big), \qquad
-      \bar u_{nc} = r_n\big(\bar h_{nc} - s_n h_{nc}\big) \tag{8}$$
-    $$s_n = \tfrac1D \sum_k \bar h_{nk}\, h_{nk} \tag{9}$$
+    $$s_n = \tfrac1D \sum_k \bar h_{nk}\, h_{nk} \tag{8}$$
+    $$\bar u_{nc} = r_n\big(\bar h_{nc} - s_n h_{nc}\big) \tag{9}$$
 
     From (1), $\partial u_{nk}/\partial x_{nc} = \delta_{kc} - \tfrac1D$, so
     $\bar x_{nc} = \bar u_{nc} - \tfrac1D \sum_k \bar u_{nk}$: the mean is subtracted from the gradient as it was from
-    $x$. In that mean, by (8), the term $s_n h_{nk}$ drops out, since $\sum_k h_{nk} = r_n \sum_k u_{nk} = 0$. What is
-    left of it is
+    $x$. In the mean of (9) the term $s_n h_{nk}$ drops out, since $\sum_k h_{nk} = r_n \sum_k u_{nk} = 0$. What is left
+    is $\tfrac1D \sum_k \bar u_{nk} = r_n m_n$ with
 
     $$m_n = \tfrac1D \sum_k \bar h_{nk} \tag{10}$$
     $$\bar x_{nc} = r_n\big(\bar h_{nc} - m_n - s_n\, h_{nc}\big) \tag{11}$$
 
-    **Reading.** $y$ ignores a shift and a stretch of $x$. So no gradient may point along either: (11) takes from
-    $\bar h$ its component along $(1, \dots, 1)$ and its component along $h$.
+    **Reading.** $y$ ignores a shift and (as $\varepsilon \to 0$) a stretch of $x$. So no gradient may point along
+    either: (11) takes from $\bar h$ its component along $(1, \dots, 1)$ and its component along $h$.
     """
 
     def __init__(self, d_model: int, eps: float = 1e-5, bias: bool = True, *, dtype: np.typing.DTypeLike = np.float32):
@@ -132,10 +127,11 @@ class LayerNorm(Module):
     def backward(self, dy: Float[Array, "... d_model"]) -> Float[Array, "... d_model"]:
         """Add the gradients of gain and bias; return that of x."""
         r, h = self.saved
+        dtype, dy = dy.dtype, at_least_float32(dy)
         if self.bias is not None:
             self.bias.grad += einsum("...c->c", dy)  # (5)
         self.weight.grad += einsum("...c,...c->c", dy, h)  # (6)
         dh = dy * self.weight.value  # (7)
-        s = einsum("...k,...k->...", dh, h)[..., None] / h.shape[-1]  # (9), from (8)
+        s = einsum("...k,...k->...", dh, h)[..., None] / h.shape[-1]  # (8)
         m = np.mean(dh, axis=-1, keepdims=True)  # (10)
-        return (r * (dh - m - s * h)).astype(dy.dtype, copy=False)  # (11)
+        return (r * (dh - m - s * h)).astype(dtype, copy=False)  # (11), from (9)

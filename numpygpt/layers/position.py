@@ -2,17 +2,26 @@ r"""Positions: attention alone can't tell in which order tokens stand; these tel
 
 Every layer here takes `token_positions`, integers that broadcast against the sequence axis of its input: (seq,),
 the same for all sequences, or with leading axes. Positions are counted from 0; one that isn't in the table is an
-error.
+IndexError, a shape that doesn't broadcast a ValueError.
 """
 
 import math
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 
 from numpygpt.init import Seed
 from numpygpt.layers.embedding import Embedding
 from numpygpt.module import Array, Module, check_ids, check_positive
+
+
+def check_positions(token_positions: Array, x: Array, max_seq_len: int) -> None:
+    """Raise unless the positions are in 0..max_seq_len-1 and broadcast to the axes of x before its last."""
+    check_ids(token_positions, max_seq_len, "position")
+    positions, sequences = token_positions.shape, x.shape[:-1]
+    fit = len(positions) <= len(sequences)
+    if not fit or any(p not in (1, n) for p, n in zip(positions[::-1], sequences[::-1], strict=False)):
+        raise ValueError(f"positions of shape {positions} don't broadcast to sequences of shape {sequences}")
 
 
 class SinusoidalPositions(Module):
@@ -40,10 +49,10 @@ class SinusoidalPositions(Module):
         self.table = table.astype(dtype)  # (1)
 
     def forward(
-        self, x: Float[Array, "... seq d_model"], token_positions: Int[Array, "..."]
+        self, x: Float[Array, "... seq d_model"], token_positions: Integer[Array, "..."]
     ) -> Float[Array, "... seq d_model"]:
         """Return x plus the vectors of its positions."""
-        check_ids(token_positions, self.table.shape[0], "position")
+        check_positions(token_positions, x, self.table.shape[0])
         return x + self.table[token_positions]  # (2)
 
     def backward(self, dy: Float[Array, "... seq d_model"]) -> Float[Array, "... seq d_model"]:
@@ -70,12 +79,12 @@ class LearnedPositions(Module):
     def __init__(self, max_seq_len: int, d_model: int, *, dtype: np.typing.DTypeLike = np.float32, rng: Seed = None):
         check_positive(max_seq_len=max_seq_len, d_model=d_model)
         self.embeddings = Embedding(max_seq_len, d_model, dtype=dtype, rng=rng)
-        self.embeddings.what = "position"
 
     def forward(
-        self, x: Float[Array, "... seq d_model"], token_positions: Int[Array, "..."]
+        self, x: Float[Array, "... seq d_model"], token_positions: Integer[Array, "..."]
     ) -> Float[Array, "... seq d_model"]:
         """Return x plus the vectors of its positions."""
+        check_positions(token_positions, x, self.embeddings.weight.shape[0])
         return x + self.embeddings.forward(np.broadcast_to(token_positions, x.shape[:-1]))  # (1)
 
     def backward(self, dy: Float[Array, "... seq d_model"]) -> Float[Array, "... seq d_model"]:
@@ -106,11 +115,12 @@ class RotaryPositionalEmbedding(Module):
     multiplied by its transpose:
 
     $$\bar x_1 = \bar y_1 \frac{\partial y_1}{\partial x_1} + \bar y_2 \frac{\partial y_2}{\partial x_1}
-      = \cos\phi\; \bar y_1 + \sin\phi\; \bar y_2, \qquad \bar x_2 = -\sin\phi\; \bar y_1 + \cos\phi\; \bar y_2$$
+      = \cos\phi\; \bar y_1 + \sin\phi\; \bar y_2, \qquad \bar x_2 = -\sin\phi\; \bar y_1 + \cos\phi\; \bar y_2
+      \tag{3}$$
 
     Cosine is even and sine odd, so this is a turn by $-\phi$:
 
-    $$\bar x = R(\phi)^\top \bar y = R(-\phi)\, \bar y \tag{3}$$
+    $$\bar x = R(\phi)^\top \bar y = R(-\phi)\, \bar y \tag{4}$$
 
     **Reading.** The gradient is turned back by the angle by which the value was turned: backward is forward with the
     sine's sign changed, and undoes it. Rotations keep lengths. And
@@ -139,10 +149,10 @@ class RotaryPositionalEmbedding(Module):
         self.cos, self.sin = np.cos(angle).astype(dtype), np.sin(angle).astype(dtype)
 
     def forward(
-        self, x: Float[Array, "... seq d_k"], token_positions: Int[Array, "..."]
+        self, x: Float[Array, "... seq d_k"], token_positions: Integer[Array, "..."]
     ) -> Float[Array, "... seq d_k"]:
         """Return x (..., seq, d_k) turned; `token_positions` broadcast against (..., seq)."""
-        check_ids(token_positions, self.max_seq_len, "position")
+        check_positions(token_positions, x, self.max_seq_len)
         cos, sin = self.cos[token_positions], self.sin[token_positions]
         self.saved = cos, sin
         return self.rotate(x, cos, sin)  # (2)
@@ -150,7 +160,7 @@ class RotaryPositionalEmbedding(Module):
     def backward(self, dy: Float[Array, "... seq d_k"]) -> Float[Array, "... seq d_k"]:
         """Return the gradient of x: dy turned back."""
         cos, sin = self.saved
-        return self.rotate(dy, cos, -sin)  # (3)
+        return self.rotate(dy, cos, -sin)  # (4), from (3)
 
     def rotate(self, x: Array, cos: Array, sin: Array) -> Array:
         """Turn every pair of x by the angle of the given cosine and sine, as (2) says."""

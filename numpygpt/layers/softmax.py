@@ -32,7 +32,8 @@ class Softmax(Module):
     $$\bar x_s = \sum_k \bar p_k\, p_s\,(\delta_{ks} - p_k)
       = p_s \Big(\bar p_s - \sum_k \bar p_k\, p_k\Big) \tag{4}$$
 
-    **Reading.** A score is pushed up as far as its cotangent exceeds the average cotangent under $p$. Adding a
+    **Reading.** The gradient of a score is the excess of its cotangent over the average under $p$, times $p_s$: descent
+    lowers the scores that cost more than the average and raises the others. Adding a
     constant to all scores changes nothing, so $\sum_s \bar x_s = 0$. Where $p_s = 0$, the gradient is 0 exactly: a
     hidden key gets none.
     """
