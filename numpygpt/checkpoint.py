@@ -49,8 +49,18 @@ def save(folder: str | Path, model: TransformerLM, state: dict[str, Any] | None 
         raise
 
 
+def check_writable(folder: str | Path) -> None:
+    """Raise OSError unless `save` will be able to write into `folder`, which is made if need be."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / FILE).is_dir():
+        raise IsADirectoryError(f"{folder / FILE} is a folder, where the model would be saved")
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
 def load(folder: str | Path) -> tuple[TransformerLM, dict[str, Any]]:
-    """Return the model saved in `folder`, in the dtype it was saved in, and its state.
+    """Return the model saved in `folder`, in evaluation mode and the dtype it was saved in, and its state.
 
     Raises CheckpointError if the folder has no such file, or the file is damaged or of another kind.
     """
@@ -61,7 +71,7 @@ def load(folder: str | Path) -> tuple[TransformerLM, dict[str, Any]]:
         with safetensors.safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
-    except (safetensors.SafetensorError, OSError, TypeError) as error:
+    except (safetensors.SafetensorError, OSError, TypeError, AttributeError, MemoryError) as error:
         raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from error
     if "numpygpt" not in metadata:
         raise CheckpointError(f"{path} wasn't written by this program: its header has no entry 'numpygpt'")
@@ -73,8 +83,10 @@ def load(folder: str | Path) -> tuple[TransformerLM, dict[str, Any]]:
         dtypes = {tensor.dtype for tensor in tensors.values()}
         if len(dtypes) != 1:
             raise ValueError(f"its tensors have dtypes {sorted(map(str, dtypes))}, not one")
+        if not isinstance(state, dict):
+            raise ValueError(f"its state is {state!r}, not a dict")
         model = TransformerLM(config, dtype=dtypes.pop(), rng=0)
         model.load_state_dict(tensors)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError) as error:
         raise CheckpointError(f"{path} holds no model of ours: {error}") from error
-    return model, state
+    return model.eval(), state

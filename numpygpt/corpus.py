@@ -126,7 +126,8 @@ def _plays_markdown() -> str:
 
 def _tiny_shakespeare() -> bytes:
     """Tiny Shakespeare from the cache, fetched into it the first time."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "numpygpt", "tinyshakespeare.txt")
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    cache = Path(home, "numpygpt", "tinyshakespeare.txt")
     if cache.exists():
         content = cache.read_bytes()
         _check_sha256(content, TINY_SHA256, str(cache), "delete it and run again")

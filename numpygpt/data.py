@@ -15,6 +15,7 @@ from jaxtyping import Integer
 from numpy.typing import ArrayLike
 
 from numpygpt.corpus import DataError
+from numpygpt.module import check_positive
 
 Ids = Integer[np.ndarray, "_"]  # a row of ids of any length
 Batch = tuple[Integer[np.ndarray, "batch length"], Integer[np.ndarray, "batch length"]]
@@ -138,6 +139,7 @@ def random_batch(tokens: Ids, batch_size: int, context_length: int, rng: np.rand
     N tokens hold N - T windows: the first starts on the first id, the last window's last target is the last
     id. Raises DataError if there is none.
     """
+    check_positive(batch_size=batch_size, context_length=context_length)
     _check_length(tokens, context_length, "row of tokens")
     starts = rng.integers(len(tokens) - context_length, size=batch_size)
     windows = tokens[starts[:, None] + np.arange(context_length + 1)].astype(np.int64)
@@ -150,6 +152,7 @@ def sequential_batches(tokens: Ids, batch_size: int, context_length: int) -> Ite
     Batches are (B, T); the last full windows may make a smaller batch, and what is left one short window
     (1, t). Raises DataError if there are fewer than two tokens.
     """
+    check_positive(batch_size=batch_size, context_length=context_length)
     _check_length(tokens, 1, "row of tokens")
     num_targets = len(tokens) - 1
     full = num_targets - num_targets % context_length  # targets in full windows

@@ -93,7 +93,10 @@ def gradcheck(
     cotangent changed, a gradient of another shape, a forward that isn't deterministic), and if `raise_on_failure`,
     also if a gradient is wrong. TypeError unless all is float64: in float32 differences drown in rounding.
     """
+    if directions < 1:
+        raise ValueError(f"directions must be at least 1, not {directions}")
     rng = np.random.default_rng(seed)
+    inputs = tuple(np.array(x) for x in inputs)  # copies: each is moved by itself, and put back
     parameters = dict(layer.named_parameters()) if hasattr(layer, "named_parameters") else {}
     places = {f"input {i}": x for i, x in enumerate(inputs) if x.dtype.kind == "f"}
     number_of_inputs = len(places)
@@ -117,7 +120,7 @@ def gradcheck(
 
     claims = claimed_gradients(layer, parameters, dy, rng, number_of_inputs)
     for x, old in zip(inputs, before, strict=True):
-        if not np.array_equal(x, old):
+        if not np.array_equal(x, old, equal_nan=x.dtype.kind == "f"):
             raise GradientError("forward or backward changed an input")
     size = float(np.sqrt(sum(np.vdot(c, c) for c in dy)) * np.sqrt(sum(np.vdot(a, a) for a in y)))
     rows = []
@@ -137,16 +140,20 @@ def claimed_gradients(
 ) -> list[Array]:
     """Run backward once; return the gradients of the inputs and what was added to those of the parameters."""
     noise = {name: rng.standard_normal(p.value.shape) for name, p in parameters.items()}
+    before = {name: p.grad.copy() for name, p in parameters.items()}
     for name, p in parameters.items():
         p.grad[...] = noise[name]
     given = tuple(c.copy() for c in dy)
     result = layer.backward(*(c if c.ndim else float(c) for c in given))
     if not all(np.array_equal(a, b) for a, b in zip(given, dy, strict=True)):
         raise GradientError("backward changed its cotangent")
-    dx = () if result is None else result if isinstance(result, tuple) else (result,)
+    dx = () if result is None else tuple(result) if isinstance(result, tuple | list) else (result,)
     if len(dx) != number_of_inputs:
         raise GradientError(f"backward returned {len(dx)} gradients for {number_of_inputs} float inputs")
-    return [*dx, *(p.grad - noise[name] for name, p in parameters.items())]
+    added = [p.grad - noise[name] for name, p in parameters.items()]
+    for name, p in parameters.items():
+        p.grad[...] = before[name]
+    return [*dx, *added]
 
 
 def check_direction(name: str, projected: Callable[[], float], z: Array, dz: Array, v: Array, size: float) -> Row:

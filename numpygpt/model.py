@@ -13,7 +13,7 @@ from numpygpt.layers.embedding import Embedding
 from numpygpt.layers.linear import Linear
 from numpygpt.layers.position import LearnedPositions, SinusoidalPositions
 from numpygpt.layers.softmax import Softmax
-from numpygpt.module import Array, FlatBuffer, Module
+from numpygpt.module import Array, FlatBuffer, Module, check_ids
 
 __all__ = ["TransformerConfig", "TransformerLM"]
 
@@ -88,8 +88,11 @@ class TransformerLM(Module):
 
         Logits at a position are for the token after it. Positions are 0..seq-1 unless given.
         """
+        check_ids(token_ids, self.config.vocab_size, "token id")
+        if token_ids.size == 0 or token_ids.ndim == 0:
+            raise ValueError(f"token_ids must be sequences of at least one id, but their shape is {token_ids.shape}")
         seq = token_ids.shape[-1]
-        if not 1 <= seq <= self.config.context_length:
+        if seq > self.config.context_length:
             raise ValueError(f"a sequence of {seq} tokens doesn't fit context_length {self.config.context_length}")
         x = self.token_embeddings.forward(token_ids)  # (1)
         if token_positions is None:

@@ -22,6 +22,8 @@ class Parameter:
     """
 
     def __init__(self, value: Array):
+        if value.dtype.kind != "f":
+            raise TypeError(f"parameters are floating-point numbers, not {value.dtype}")
         self.name = ""  # its first name in the model; only messages use it
         self.shape: tuple[int, ...] = value.shape
         self.size = int(value.size)
@@ -178,14 +180,22 @@ class Module:
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def children(self) -> Iterator[tuple[str, "Module"]]:
-        """Yield the modules held as attributes, or in lists that are attributes, with their names."""
-        for name, item in vars(self).items():
+        """Yield the modules held as attributes, or in lists, tuples and dicts that are, with their names."""
+        for name, item in self._items():
             if isinstance(item, Module):
                 yield name, item
-            elif isinstance(item, list):
-                for i, element in enumerate(item):
-                    if isinstance(element, Module):
-                        yield f"{name}.{i}", element
+
+    def _items(self) -> Iterator[tuple[str, Any]]:
+        """Yield all attributes, and instead of a list, tuple or dict what it holds."""
+        stack = list(vars(self).items())[::-1]
+        while stack:
+            name, item = stack.pop()
+            if isinstance(item, list | tuple):
+                stack += [(f"{name}.{i}", element) for i, element in enumerate(item)][::-1]
+            elif isinstance(item, dict):
+                stack += [(f"{name}.{key}", element) for key, element in item.items()][::-1]
+            else:
+                yield name, item
 
     def modules(self) -> Iterator["Module"]:
         """Yield this module and all below it (one that is shared comes more than once)."""
@@ -202,7 +212,7 @@ class Module:
                 yield name, p
 
     def _all_named_parameters(self, prefix: str) -> Iterator[tuple[str, Parameter]]:
-        for name, item in vars(self).items():
+        for name, item in self._items():
             if isinstance(item, Parameter):
                 yield prefix + name, item
         for name, child in self.children():
@@ -231,6 +241,8 @@ class Module:
         for name, p in own.items():
             if state[name].shape != p.shape:
                 raise ValueError(f"{name} has shape {p.shape} here and {state[name].shape} in the given state")
+            if state[name].dtype.kind != "f":
+                raise ValueError(f"{name} must hold floating-point numbers, not {state[name].dtype}")
         for name, first in tied.items():
             if name in state and not np.array_equal(state[name], state[first]):
                 raise ValueError(f"{name} is tied to {first} here, but the given state holds different values")
@@ -306,8 +318,24 @@ def check_not_negative(**numbers: float) -> None:
             raise ValueError(f"{name} must be a finite number of at least 0, not {number!r}")
 
 
+def check_features(x: Array, features: int) -> None:
+    """Raise unless x holds floating-point numbers, `features` of them along its last axis."""
+    if x.dtype.kind != "f":
+        raise TypeError(f"the input must hold floating-point numbers, not {x.dtype}")
+    if x.shape[-1:] != (features,):
+        raise ValueError(f"the last axis of the input must have size {features}, but its shape is {x.shape}")
+
+
+def check_cotangent(dy: Array, shape: tuple[int, ...]) -> None:
+    """Raise unless the cotangent has the shape of what forward returned (broadcasting would lose a sum)."""
+    if dy.shape != shape:
+        raise ValueError(f"the cotangent has shape {dy.shape}, but forward returned shape {shape}")
+
+
 def check_ids(ids: Array, size: int, what: str) -> None:
     """Raise unless `ids` are integers in 0..size-1 (NumPy would wrap negative ones, CuPy all of them)."""
+    if not hasattr(ids, "dtype"):
+        raise TypeError(f"{what}s must be an array of integers, not a {type(ids).__name__}")
     if ids.dtype.kind not in "iu":
         raise TypeError(f"{what}s must be integers, not {ids.dtype}")
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= size):

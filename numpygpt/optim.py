@@ -125,6 +125,8 @@ class Adam:
         self.spans = spans(self.parameters)
         if not self.spans:
             raise ValueError("there are no parameters to optimise")
+        if any(span.value.dtype.type(eps) == 0 for span in self.spans):
+            raise ValueError(f"eps {eps!r} is 0 in {self.spans[0].value.dtype}: take a larger one")
         # Python's floats: NumPy's would turn float32 arrays into float64.
         self.lr, self.eps, self.weight_decay = float(lr), float(eps), float(weight_decay)
         self.betas = float(betas[0]), float(betas[1])
@@ -134,6 +136,7 @@ class Adam:
 
     def step(self) -> None:
         """Update every parameter from its gradient."""
+        check_not_negative(lr=self.lr)
         moved = any(type(m) is not type(span.value) for span, m in zip(self.spans, self.m, strict=True))
         if moved or spans(self.parameters) != self.spans:
             raise TypeError("the parameters were moved after this optimiser was made; make a new one")

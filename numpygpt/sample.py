@@ -29,7 +29,7 @@ def next_token_distribution(
        arXiv:2407.01082).
 
     None turns a limit off; several apply in this order, each to the renormalised rest. ValueError for a value that
-    makes no sense, and for logits that are NaN.
+    makes no sense, and for logits that are NaN or infinite.
     """
     if not (temperature >= 0 and np.isfinite(temperature)):
         raise ValueError(f"temperature must be a finite number of at least 0, not {temperature!r}")
@@ -38,8 +38,8 @@ def next_token_distribution(
     for name, p in (("top_p", top_p), ("min_p", min_p)):
         if p is not None and not 0 <= p <= 1:
             raise ValueError(f"{name} must lie between 0 and 1, or be None for no limit, not {p!r}")
-    if np.isnan(logits).any():
-        raise ValueError("logits hold NaN: the model's weights are damaged")
+    if not np.isfinite(np.max(logits, axis=-1)).all():  # a NaN is the largest of its row
+        raise ValueError("logits hold NaN or infinity: the model's weights are damaged")
     logits = logits.astype(np.float64)
     order = np.argsort(-logits, axis=-1, kind="stable")  # ids, the most probable first
     if temperature == 0:
@@ -92,10 +92,12 @@ def generate(
     id in `stop` ends the text, without that id. The model evaluates (no dropout) and is put back into its mode.
     ValueError for an empty prompt or a setting that makes no sense; see next_token_distribution for the limits.
     """
+    if prompt_ids.dtype.kind not in "iu":
+        raise TypeError(f"prompt_ids must be integers, not {prompt_ids.dtype}")
     if prompt_ids.size == 0:
         raise ValueError("the prompt is empty: give at least one token to go on from")
-    if not (repetition_penalty > 0 and np.isfinite(repetition_penalty)):
-        raise ValueError(f"repetition_penalty must be a positive number, not {repetition_penalty!r}")
+    if not (repetition_penalty >= 1 and np.isfinite(repetition_penalty)):
+        raise ValueError(f"repetition_penalty must be a finite number of at least 1, not {repetition_penalty!r}")
     rng = np.random.default_rng(rng)
     to_host = mover("cpu")
     ids = prompt_ids.astype(np.int64)

@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import math
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +16,7 @@ from tqdm import tqdm
 from numpygpt.data import Ids, random_batch, sequential_batches
 from numpygpt.layers.cross_entropy import CrossEntropy
 from numpygpt.model import TransformerLM
-from numpygpt.module import Array, check_not_negative
+from numpygpt.module import Array, check_not_negative, check_positive
 from numpygpt.optim import AdamW, clip_grad_norm, cosine_schedule
 
 
@@ -35,10 +37,10 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("batch_size", 1), ("eval_interval", 1), ("seed", 0), ("warmup_steps", 0)):
-            number = getattr(self, name)
-            if number is not None and number < least:
-                raise ValueError(f"{name} must be at least {least}, not {number}")
+        check_positive(steps=self.steps, batch_size=self.batch_size, eval_interval=self.eval_interval)
+        for name, number in (("seed", self.seed), ("warmup_steps", self.warmup_steps)):
+            if number is not None and not (isinstance(number, int) and number >= 0):
+                raise ValueError(f"{name} must be an integer of at least 0, not {number!r}")
         for name in ("lr", "grad_clip"):
             if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
                 raise ValueError(f"{name} must be a positive number, not {getattr(self, name)}")
@@ -86,14 +88,16 @@ class Trainer:
         self.step += 1
         return loss
 
-    def evaluate(self) -> float:
-        """Return the mean loss over the whole validation part, each token counted once."""
+    def evaluate(self, stop: Callable[[], bool] = lambda: False) -> float | None:
+        """Return the mean loss over the whole validation part, each token counted once; None if told to `stop`."""
         model, total, count = self.model, 0.0, 0
         was_training = model.training
         model.eval()
         length = model.config.context_length
         try:
             for batch in sequential_batches(self.validation_tokens, 4 * self.config.batch_size, length):
+                if stop():
+                    return None
                 inputs, targets = self.to_device(batch)
                 total += self.loss.forward(model.forward(inputs), targets) * targets.size
                 count += targets.size
@@ -107,31 +111,50 @@ class Trainer:
         here = self.model.flat.value
         return np.asarray(inputs, like=here), np.asarray(targets, like=here)
 
-    def run(self) -> float | None:
+    def run(self, after_evaluation: Callable[[float], None] = lambda validation_loss: None) -> float | None:
         """Train to the end, with a progress bar; return the validation loss.
 
-        Ctrl-C ends the run after the step under way; then None is returned. A loss or gradient that isn't finite
-        raises FloatingPointError, with the model as it was before that step.
+        Each evaluation's loss is given to `after_evaluation`, which may save. Ctrl-C (or a request to terminate) ends
+        the run after the step under way; then None is returned. A gradient or validation loss that
+        isn't finite raises FloatingPointError.
         """
         config = self.config
         tokens_per_step = config.batch_size * self.model.config.context_length
-        smoothed = None
         self.model.train()
-        validation_loss = None
+        loss, seconds, validation_loss = Smoothed(), Smoothed(), None
         with stop_between_steps() as stop, progress_bar(config.steps, self.step) as bar:
             while self.step < config.steps and not stop():
                 start = time.perf_counter()
-                loss = self.train_step()
-                rate = tokens_per_step / (time.perf_counter() - start)
-                smoothed = loss if smoothed is None else 0.95 * smoothed + 0.05 * loss
+                loss.add(self.train_step())
+                seconds.add(time.perf_counter() - start)
                 bar.set_postfix(
-                    loss=f"{smoothed:.3f}", lr=f"{self.optimizer.lr:.1e}", tokens_per_s=f"{rate:,.0f}", refresh=False
+                    loss=f"{loss.value:.3f}",
+                    lr=f"{self.optimizer.lr:.1e}",
+                    tokens_per_s=f"{tokens_per_step / seconds.value:,.0f}",
+                    refresh=False,
                 )
                 bar.update()
                 if self.step % config.eval_interval == 0 or self.step == config.steps:
-                    validation_loss = self.evaluate()
-                    bar.write(f"step {self.step}: training loss {smoothed:.3f}, validation loss {validation_loss:.3f}")
+                    validation_loss = self.evaluate(stop)
+                    if validation_loss is None:
+                        break
+                    if not math.isfinite(validation_loss):
+                        raise FloatingPointError(f"the validation loss is {validation_loss}")
+                    after_evaluation(validation_loss)
+                    bar.write(
+                        f"step {self.step}: training loss {loss.value:.3f}, validation loss {validation_loss:.3f}"
+                    )
             return validation_loss if self.step == config.steps else None
+
+
+class Smoothed:
+    """A running average of the latest twenty or so numbers."""
+
+    value = math.nan
+
+    def add(self, number: float) -> None:
+        """Take one more number into the average."""
+        self.value = number if math.isnan(self.value) else 0.95 * self.value + 0.05 * number
 
 
 def progress_bar(steps: int, initial: int) -> Any:
@@ -144,7 +167,10 @@ def progress_bar(steps: int, initial: int) -> Any:
 
 @contextlib.contextmanager
 def stop_between_steps() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C into a request: yields a function that says whether there was one. A second Ctrl-C interrupts."""
+    """Turn Ctrl-C and requests to terminate into a flag: yields a function that says whether there was one.
+
+    A second Ctrl-C interrupts at once.
+    """
     requested = False
 
     def request(signum: int, frame: object) -> None:
@@ -152,13 +178,15 @@ def stop_between_steps() -> Iterator[Callable[[], bool]]:
         if requested:
             raise KeyboardInterrupt
         requested = True
+        with contextlib.suppress(OSError):
+            os.write(2, b"\nStopping after this step; Ctrl-C again gives up what came after the last save.\n")
 
-    try:
-        previous = signal.signal(signal.SIGINT, request)
-    except ValueError:  # not the main thread, which alone gets signals
+    if threading.current_thread() is not threading.main_thread():  # which alone gets signals
         yield lambda: False
         return
+    previous = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: requested
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

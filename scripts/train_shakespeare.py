@@ -4,35 +4,45 @@ With no arguments: 2,000 steps of a small model on Shakespeare's plays, saved un
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 import numpy as np
 
 from numpygpt import checkpoint
+from numpygpt.cli import fail, run
 from numpygpt.config import CHOICES, TransformerConfig
-from numpygpt.corpus import DataError, load_corpus
+from numpygpt.corpus import load_corpus
 from numpygpt.data import CharTokenizer, split
 from numpygpt.model import TransformerLM
+from numpygpt.module import check_not_negative
 from numpygpt.sample import generate
 from numpygpt.train import TrainConfig, Trainer
 
 
-def parse_arguments() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
+def parse_arguments() -> argparse.Namespace:
     """Declare and read the flags."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
     )
     add = parser.add_argument
     add("--corpus", default="plays", help='"plays" (38 plays), "tiny" (tiny Shakespeare), or a UTF-8 text file')
-    add("--out", type=Path, default=Path("runs/shakespeare"), help="folder for the trained model")
+    add(
+        "--out",
+        type=Path,
+        default=Path("runs/shakespeare"),
+        help="folder for the trained model; one that is there is replaced",
+    )
 
     add = parser.add_argument_group("training").add_argument
     add("--steps", type=int, default=2000, help="number of updates; the schedule is fitted to it")
     add("--batch-size", type=int, default=12, help="sequences in a batch")
     add("--lr", type=float, default=3e-3, help="learning rate at the peak")
-    add("--min-lr", type=float, help="learning rate at the end (None: a tenth of --lr)")
-    add("--warmup-steps", type=int, help="steps of rising learning rate (None: 100, or a tenth of a shorter run)")
+    add("--min-lr", type=float, help="learning rate at the end (unless given: a tenth of --lr)")
+    add(
+        "--warmup-steps",
+        type=int,
+        help="steps of rising learning rate (unless given: 100, or a tenth of a shorter run)",
+    )
     add("--weight-decay", type=float, default=0.1, help="AdamW's decay, on matrices only")
     add("--beta1", type=float, default=0.9, help="decay of AdamW's first moment")
     add("--beta2", type=float, default=0.99, help="decay of AdamW's second moment")
@@ -46,8 +56,8 @@ def parse_arguments() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
     add("--d-model", type=int, default=128, help="features of the residual stream")
     add("--num-layers", type=int, default=4, help="decoder blocks")
     add("--num-heads", type=int, default=4, help="attention heads")
-    add("--num-kv-heads", type=int, help="key/value heads (None: as many as --num-heads)")
-    add("--d-ff", type=int, help="hidden features of the ffn (None: 4, or 8/3 if gated, times --d-model)")
+    add("--num-kv-heads", type=int, help="key/value heads (unless given: as many as --num-heads)")
+    add("--d-ff", type=int, help="hidden features of the ffn (unless given: 4, or 8/3 if gated, times --d-model)")
     add("--norm", choices=CHOICES["norm"], default="rmsnorm", help="kind of norm")
     add("--norm-position", choices=CHOICES["norm_position"], default="pre", help="before or after the sublayer")
     add("--norm-eps", type=float, default=1e-5, help="added to the mean square or variance")
@@ -59,46 +69,56 @@ def parse_arguments() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
     add("--tie-embeddings", action=argparse.BooleanOptionalAction, default=False, help="one array for both ends")
     add("--dropout", type=float, default=0.0, help="probability of dropping a feature")
     add("--init", choices=CHOICES["init"], default="glorot", help="starting weights")
-    return parser.parse_args(), parser
+    return parser.parse_args()
 
 
 def main() -> int:
     """Train, report, save and sample; return the exit status."""
-    args, parser = parse_arguments()
+    args = parse_arguments()
     flags = vars(args)
     try:
         train_config = TrainConfig(**{k: v for k, v in flags.items() if k in TrainConfig.__dataclass_fields__})
+        check_not_negative(sample_length=args.sample_length)
         text = load_corpus(args.corpus)
         tokenizer = CharTokenizer.train(text)
         model_flags = {k: v for k, v in flags.items() if k in TransformerConfig.__dataclass_fields__}
         config = TransformerConfig(vocab_size=tokenizer.vocab_size, **model_flags)
         tokens = tokenizer.encode(text)
         train_tokens, validation_tokens = split(tokens, config.context_length)
-        args.out.mkdir(parents=True, exist_ok=True)
-    except (DataError, ValueError, OSError) as error:
-        parser.error(str(error))
+        init_rng, sample_rng = np.random.default_rng(args.seed).spawn(2)
+        model = TransformerLM(config, rng=init_rng)
+        trainer = Trainer(model, train_tokens, validation_tokens, train_config)
+        checkpoint.check_writable(args.out)
+    except (ValueError, OSError) as error:
+        fail(error)
+    except MemoryError as error:
+        fail(f"the model doesn't fit into memory ({error}): make it smaller")
 
-    init_rng, sample_rng = np.random.default_rng(args.seed).spawn(2)
-    model = TransformerLM(config, rng=init_rng)
+    saved_at = None
+
+    def save(validation_loss: float | None) -> None:
+        nonlocal saved_at
+        state = {"step": trainer.step, "validation_loss": validation_loss, "tokenizer": tokenizer.fingerprint}
+        checkpoint.save(args.out, model, state)
+        tokenizer.save(args.out)
+        saved_at = trainer.step
+
     print(f"corpus: {args.corpus}, {len(tokens):,} characters, {tokenizer.vocab_size} different ones")
     print(f"model: {model.flat.value.size:,} parameters", flush=True)
-    trainer = Trainer(model, train_tokens, validation_tokens, train_config)
-    failure = None
     try:
-        validation_loss = trainer.run()
-    except FloatingPointError as error:
-        failure, validation_loss = error, None
+        validation_loss = trainer.run(after_evaluation=save)
+        if validation_loss is None:
+            save(None)
+            print(f"Stopped after step {trainer.step} of {args.steps}; saved in {args.out}")
+            return 130
+    except BrokenPipeError:  # nobody reads what is printed any more
+        save(None)
+        raise
+    except (FloatingPointError, MemoryError, OSError) as error:
+        kept = "nothing was saved" if saved_at is None else f"the model of step {saved_at} is in {args.out}"
+        remedy = "try a smaller --lr; " if isinstance(error, FloatingPointError) else ""
+        fail(f"stopped after step {trainer.step}: {error}; {remedy}{kept}", 1)
 
-    tokenizer.save(args.out)
-    state = {"step": trainer.step, "validation_loss": validation_loss, "tokenizer": tokenizer.fingerprint}
-    checkpoint.save(args.out, model, state)
-    if failure is not None:
-        print(f"error: step {trainer.step + 1} failed: {failure}; try a smaller --lr", file=sys.stderr)
-        print(f"The model as it was after step {trainer.step} is saved in {args.out}", file=sys.stderr)
-        return 1
-    if validation_loss is None:
-        print(f"Stopped by Ctrl-C after step {trainer.step} of {args.steps}; saved in {args.out}")
-        return 130
     print(f"validation loss: {validation_loss:.4f}")
     print(f"Saved in {args.out}; a sample:\n")
     prompt = "\n" if "\n" in tokenizer.vocabulary else text[0]
@@ -109,4 +129,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

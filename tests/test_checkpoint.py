@@ -66,6 +66,12 @@ def write_header(path, **changes):
     path.write_bytes(safetensors.numpy.save(tensors, {"numpygpt": json.dumps(header)}))
 
 
+def write_integers(path):
+    header = {"format": checkpoint.FORMAT, "config": vars(CONFIG), "state": {}}
+    tensors = {name: value.astype(int) for name, value in TransformerLM(CONFIG, rng=0).state_dict().items()}
+    path.write_bytes(safetensors.numpy.save(tensors, {"numpygpt": json.dumps(header)}))
+
+
 def write_config(**changes):
     return lambda path: write_header(path, config={**vars(CONFIG), **changes})
 
@@ -83,6 +89,9 @@ def write_config(**changes):
         (write_config(num_layers=3), "missing"),
         (write_config(num_layers=1), "unknown"),
         (write_config(wings=2), "wings"),
+        (lambda path: write_header(path, config=[1]), "no model of ours"),
+        (lambda path: write_header(path, state=None), "state"),
+        (write_integers, "floating-point"),
     ],
 )
 def test_what_is_no_checkpoint_is_refused_by_name(tmp_path, monkeypatch, write, said):

@@ -347,10 +347,21 @@ def test_an_id_outside_the_vocabulary_is_refused(bad):
         make()(np.array([0, bad]))
 
 
-@pytest.mark.parametrize("length", [0, 5])
-def test_a_sequence_that_does_not_fit_the_context_is_refused(length):
-    with pytest.raises(ValueError, match=f"{length} tokens.*context_length 4"):
-        make()(np.zeros((2, length), int))
+@pytest.mark.parametrize(
+    ("shape", "named"),
+    [((2, 5), "5 tokens.*context_length 4"), ((2, 0), r"\(2, 0\)"), ((0, 4), r"\(0, 4\)"), ((), r"\(\)")],
+)
+def test_ids_that_are_no_sequences_within_the_context_are_refused(shape, named, unchecked):
+    with pytest.raises(ValueError, match=named):
+        make()(np.zeros(shape, int))
+
+
+def test_ids_in_a_list_and_positions_that_are_not_one_for_each_id_are_refused(unchecked):
+    with pytest.raises(TypeError, match="array of integers, not a list"):
+        make()([0, 1])
+    for positions in (np.array([0]), np.array([0.0, 1, 2, 3])):
+        with pytest.raises((ValueError, TypeError), match=str(positions.dtype)):
+            make(positions="none")(IDS, positions)
 
 
 @pytest.mark.parametrize("kind", ["rope", "sinusoidal", "learned"])

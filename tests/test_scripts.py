@@ -1,6 +1,7 @@
 """The scripts as a user runs them: other processes, small models, wrong input."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,8 +73,9 @@ def test_every_dress_trains(text, tmp_path):
         assert "validation loss: " in result.stdout
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGINT can't be sent to another process there")
-def test_ctrl_c_stops_between_steps_saves_and_says_so(text, tmp_path):
+@pytest.mark.skipif(sys.platform == "win32", reason="signals can't be sent to another process there")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_stops_between_steps_saves_and_says_so(text, tmp_path, number):
     args = ["--corpus", text, "--out", tmp_path, "--steps", "1000000", "--eval-interval", "1000000", *SMALL]
     command = [sys.executable, SCRIPTS / "train_shakespeare.py", *map(str, args)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -81,22 +83,48 @@ def test_ctrl_c_stops_between_steps_saves_and_says_so(text, tmp_path):
             if line.startswith("model:"):  # the last line before the first step
                 break
         time.sleep(1)
-        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, number)
         stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
-    assert "Stopped by Ctrl-C after step" in stdout
+    assert "Stopped after step" in stdout
+    assert "Stopping after this step" in stderr
     assert "Traceback" not in stderr
     assert run("sample.py", tmp_path, "--length", 5).returncode == 0
 
 
-def test_a_diverging_run_says_so_and_keeps_the_last_good_model(text, tmp_path):
+def test_a_diverging_run_says_so_and_keeps_the_model_that_was_there(text, trained, tmp_path):
+    shutil.copytree(trained[0], tmp_path, dirs_exist_ok=True)
+    before = (tmp_path / "model.safetensors").read_bytes()
     args = ["--corpus", text, "--out", tmp_path, "--steps", 50, "--lr", "1e30", *SMALL]
     result = run("train_shakespeare.py", *args)
     assert result.returncode == 1
-    assert "failed" in result.stderr
-    assert "not finite" in result.stderr
+    assert "smaller --lr" in result.stderr
+    assert "nothing was saved" in result.stderr
     assert "Traceback" not in result.stderr
-    assert (tmp_path / "model.safetensors").exists()
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_a_reader_that_goes_away_costs_no_training(text, tmp_path):
+    args = ["--corpus", text, "--out", tmp_path, "--steps", "40", "--eval-interval", "10", *SMALL]
+    command = [sys.executable, SCRIPTS / "train_shakespeare.py", *map(str, args)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        stderr = process.stderr.read()
+        assert process.wait(timeout=60) != 0
+    assert "Traceback" not in stderr
+    assert run("sample.py", tmp_path, "--length", 5).returncode == 0
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_training(text, tmp_path):
+    (tmp_path / "model.safetensors").mkdir()
+    (tmp_path / "file").touch()
+    for out in (tmp_path, tmp_path / "file"):
+        result = run("train_shakespeare.py", "--corpus", text, "--out", out, *SMALL)
+        assert result.returncode == 2
+        assert str(out) in result.stderr
+        assert result.stdout == ""
+        assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -114,6 +142,8 @@ def test_a_diverging_run_says_so_and_keeps_the_last_good_model(text, tmp_path):
         (["--ffn", "swish"], "swish"),
         (["--corpus", "no/such/file"], "no/such/file"),
         (["--corpus", "."], "."),
+        (["--sample-length", "-1"], "sample_length"),
+        (["--d-model", "1000000000000"], "smaller"),
     ],
 )
 def test_a_mistake_in_training_is_named_without_a_traceback(text, tmp_path, flags, named):
@@ -133,6 +163,9 @@ def test_a_mistake_in_training_is_named_without_a_traceback(text, tmp_path, flag
         (["--temperature", "-1"], "-1"),
         (["--top-k", "0"], "top_k"),
         (["--top-p", "2"], "top_p"),
+        (["--length", "-1"], "length"),
+        (["--seed", "-1"], "seed"),
+        (["--repetition-penalty", "1e-320"], "repetition_penalty"),
     ],
 )
 def test_a_mistake_in_sampling_is_named_without_a_traceback(trained, flags, named):

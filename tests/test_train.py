@@ -108,6 +108,24 @@ def test_a_bad_setting_is_named(field):
         TrainConfig(**{field: -1})
 
 
+@pytest.mark.parametrize("field", ["steps", "batch_size", "eval_interval", "seed", "warmup_steps"])
+def test_a_fraction_of_a_step_is_refused(field, unchecked):
+    with pytest.raises(ValueError, match=rf"{field}.*1\.5"):
+        TrainConfig(**{field: 1.5})
+
+
+def test_an_evaluation_that_is_told_to_stop_gives_no_loss():
+    trainer = make_trainer()
+    assert trainer.evaluate(stop=lambda: True) is None
+
+
+def test_each_evaluation_is_reported_before_the_run_goes_on():
+    trainer, seen = make_trainer(eval_interval=10), []
+    final = trainer.run(after_evaluation=lambda loss: seen.append((trainer.step, loss)))
+    assert [step for step, _ in seen] == [10, 20, 30]
+    assert seen[-1][1] == final
+
+
 def test_a_warmup_longer_than_the_run_is_refused():
     with pytest.raises(ValueError, match="warmup_steps 11"):
         TrainConfig(steps=10, warmup_steps=11)

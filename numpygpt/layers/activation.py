@@ -12,7 +12,7 @@ import math
 import numpy as np
 from jaxtyping import Float
 
-from numpygpt.module import Array, Module
+from numpygpt.module import Array, Module, check_cotangent
 from numpygpt.special import normal_cdf, normal_pdf
 
 
@@ -56,6 +56,7 @@ class ReLU(Module):
     def backward(self, dy: Float[Array, "..."]) -> Float[Array, "..."]:
         """Return the gradient of x."""
         positive = self.saved
+        check_cotangent(dy, positive.shape)
         return dy * positive  # (A), (2)
 
 
@@ -82,6 +83,7 @@ class Sigmoid(Module):
     def backward(self, dy: Float[Array, "..."]) -> Float[Array, "..."]:
         """Return the gradient of x."""
         y = self.saved
+        check_cotangent(dy, y.shape)
         return dy * y * (1 - y)  # (A), (2)
 
 
@@ -110,6 +112,7 @@ class SiLU(Module):
     def backward(self, dy: Float[Array, "..."]) -> Float[Array, "..."]:
         """Return the gradient of x."""
         x, s = self.saved
+        check_cotangent(dy, x.shape)
         dx = 1 - s
         dx *= x
         dx += 1
@@ -170,6 +173,7 @@ class GELU(Module):
 
     def backward(self, dy: Float[Array, "..."]) -> Float[Array, "..."]:
         """Return the gradient of x."""
+        check_cotangent(dy, self.saved[0].shape)
         if self.approximate == "none":
             x, cdf = self.saved
             return dy * (cdf + x * normal_pdf(x))  # (A), (2)

@@ -13,6 +13,13 @@ from numpygpt.layers.softmax import Softmax
 from numpygpt.module import Array, Module, check_positive
 
 
+def check_mask(mask: Array) -> None:
+    """Raise unless the mask is boolean: an additive one of 0 and -inf would be taken the other way round."""
+    if getattr(mask, "dtype", None) != np.dtype(bool):
+        kind = getattr(mask, "dtype", type(mask).__name__)
+        raise TypeError(f"mask must be a boolean array, true where a query may see a key, not {kind}")
+
+
 class ScaledDotProductAttention(Module):
     r"""$\mathrm{softmax}\big(q k^\top / \sqrt{d_k}\big)\, v$, hidden keys left out exactly.
 
@@ -69,6 +76,8 @@ class ScaledDotProductAttention(Module):
         """Return the attended values. `mask` is true where a query may see a key, and broadcasts to
         (..., queries, keys).
         """
+        if mask is not None:
+            check_mask(mask)
         scale = q.shape[-1] ** -0.5
         q = scale * q
         scores = einsum("...td,...sd->...ts", q, k)  # (1)
@@ -194,6 +203,11 @@ class MultiHeadAttention(Module):
         """
         if token_positions is None:
             token_positions = np.arange(x.shape[-2], like=x)
+        elif token_positions.dtype.kind not in "iu" or token_positions.shape[-1:] != x.shape[-2:-1]:
+            raise ValueError(
+                f"token_positions must be one integer for each of the {x.shape[-2]} positions of x, "
+                f"not {token_positions.dtype} of shape {token_positions.shape}"
+            )
         q, k, v = self.q_proj.forward(x), self.k_proj.forward(x), self.v_proj.forward(x)  # (1)
         q, k, v = self.split_heads(q), self.split_heads(k), self.split_heads(v)  # (2)
         if self.q_rope is not None and self.k_rope is not None:
@@ -201,6 +215,7 @@ class MultiHeadAttention(Module):
             q, k = self.q_rope.forward(q, t), self.k_rope.forward(k, t)  # (3)
         visible = token_positions[..., None, :] <= token_positions[..., :, None]  # (4)
         if mask is not None:
+            check_mask(mask)
             visible = visible & mask  # (4)
         visible = np.concatenate([visible] * self.group, axis=-2)[..., None, :, :]
         o = self.attention.forward(self.fold(q), self.fold(k), self.fold(v), visible)  # (5)

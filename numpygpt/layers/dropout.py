@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float
 
 from numpygpt.init import Seed
-from numpygpt.module import Array, Module
+from numpygpt.module import Array, Module, check_cotangent
 
 
 class Dropout(Module):
@@ -46,4 +46,6 @@ class Dropout(Module):
     def backward(self, dy: Float[Array, "..."]) -> Float[Array, "..."]:
         """Return the gradient of x."""
         factor = self.saved
+        if factor is not None:
+            check_cotangent(dy, factor.shape)
         return dy if factor is None else factor * dy  # (2)

@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from numpygpt.init import Seed, truncated_normal
-from numpygpt.module import Array, Module, Parameter, check_ids, check_positive
+from numpygpt.module import Array, Module, Parameter, check_cotangent, check_ids, check_positive
 
 
 class Embedding(Module):
@@ -49,8 +49,8 @@ class Embedding(Module):
         """Add the gradient of the table."""
         # `grad[ids] += dy` would keep one of several equal ids, and np.add.at doesn't reach CuPy. So: number the
         # different ids 0..R-1, sum each (row, feature) cell with bincount, and add the sums to R different rows.
-        token_ids = self.saved
-        features = dy.shape[-1]
+        token_ids, features = self.saved, self.weight.shape[1]
+        check_cotangent(dy, (*token_ids.shape, features))
         rows, row_of = np.unique(token_ids.reshape(-1), return_inverse=True)
         cells = row_of.reshape(-1, 1) * features + np.arange(features, like=row_of)
         sums = np.bincount(cells.reshape(-1), dy.reshape(-1))  # (2), in float64

@@ -7,7 +7,15 @@ from jaxtyping import Float
 
 from numpygpt.einsum import einsum
 from numpygpt.init import Seed, truncated_normal
-from numpygpt.module import Array, Module, Parameter, check_not_negative, check_positive
+from numpygpt.module import (
+    Array,
+    Module,
+    Parameter,
+    check_cotangent,
+    check_features,
+    check_not_negative,
+    check_positive,
+)
 
 
 class Linear(Module):
@@ -60,6 +68,7 @@ class Linear(Module):
 
     def forward(self, x: Float[Array, "... in_features"]) -> Float[Array, "... out_features"]:
         """Return W x + b for x of shape (..., in_features)."""
+        check_features(x, self.weight.shape[1])
         self.saved = x
         y = einsum("...i,oi->...o", x, self.weight.value)  # (1)
         if self.bias is not None:
@@ -69,6 +78,7 @@ class Linear(Module):
     def backward(self, dy: Float[Array, "... out_features"]) -> Float[Array, "... in_features"]:
         """Add the gradients of W and b; return that of x."""
         x = self.saved
+        check_cotangent(dy, (*x.shape[:-1], self.weight.shape[0]))
         self.weight.grad += einsum("...o,...i->oi", dy, x)  # (3), from (2)
         if self.bias is not None:
             self.bias.grad += einsum("...o->o", dy)  # (4)

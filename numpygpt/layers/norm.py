@@ -4,7 +4,16 @@ import numpy as np
 from jaxtyping import Float
 
 from numpygpt.einsum import einsum
-from numpygpt.module import Array, Module, Parameter, at_least_float32, check_not_negative, check_positive
+from numpygpt.module import (
+    Array,
+    Module,
+    Parameter,
+    at_least_float32,
+    check_cotangent,
+    check_features,
+    check_not_negative,
+    check_positive,
+)
 
 
 class RMSNorm(Module):
@@ -49,6 +58,7 @@ class RMSNorm(Module):
 
     def forward(self, x: Float[Array, "... d_model"]) -> Float[Array, "... d_model"]:
         """Return x (..., d_model) with the mean square of each position brought to 1, times the gain."""
+        check_features(x, self.weight.size)
         wide = at_least_float32(x)
         mean_square = einsum("...c,...c->...", wide, wide)[..., None] / x.shape[-1]
         r = (self.eps + mean_square) ** -0.5  # (1)
@@ -59,6 +69,7 @@ class RMSNorm(Module):
     def backward(self, dy: Float[Array, "... d_model"]) -> Float[Array, "... d_model"]:
         """Add the gradient of the gain; return that of x."""
         r, h = self.saved
+        check_cotangent(dy, h.shape)
         dtype, dy = dy.dtype, at_least_float32(dy)
         self.weight.grad += einsum("...c,...c->c", dy, h)  # (4)
         dh = dy * self.weight.value  # (5)
@@ -113,6 +124,7 @@ class LayerNorm(Module):
 
     def forward(self, x: Float[Array, "... d_model"]) -> Float[Array, "... d_model"]:
         """Return x (..., d_model) with each position brought to mean 0 and variance 1, times gain plus bias."""
+        check_features(x, self.weight.size)
         wide = at_least_float32(x)
         u = wide - np.mean(wide, axis=-1, keepdims=True)  # (1)
         variance = einsum("...c,...c->...", u, u)[..., None] / x.shape[-1]
@@ -127,6 +139,7 @@ class LayerNorm(Module):
     def backward(self, dy: Float[Array, "... d_model"]) -> Float[Array, "... d_model"]:
         """Add the gradients of gain and bias; return that of x."""
         r, h = self.saved
+        check_cotangent(dy, h.shape)
         dtype, dy = dy.dtype, at_least_float32(dy)
         if self.bias is not None:
             self.bias.grad += einsum("...c->c", dy)  # (5)

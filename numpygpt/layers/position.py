@@ -12,7 +12,7 @@ from jaxtyping import Float, Integer
 
 from numpygpt.init import Seed
 from numpygpt.layers.embedding import Embedding
-from numpygpt.module import Array, Module, check_ids, check_positive
+from numpygpt.module import Array, Module, check_features, check_ids, check_positive
 
 
 def check_positions(token_positions: Array, x: Array, max_seq_len: int) -> None:
@@ -52,6 +52,7 @@ class SinusoidalPositions(Module):
         self, x: Float[Array, "... seq d_model"], token_positions: Integer[Array, "..."]
     ) -> Float[Array, "... seq d_model"]:
         """Return x plus the vectors of its positions."""
+        check_features(x, self.table.shape[1])
         check_positions(token_positions, x, self.table.shape[0])
         return x + self.table[token_positions]  # (2)
 
@@ -84,6 +85,7 @@ class LearnedPositions(Module):
         self, x: Float[Array, "... seq d_model"], token_positions: Integer[Array, "..."]
     ) -> Float[Array, "... seq d_model"]:
         """Return x plus the vectors of its positions."""
+        check_features(x, self.embeddings.weight.shape[1])
         check_positions(token_positions, x, self.embeddings.weight.shape[0])
         return x + self.embeddings.forward(np.broadcast_to(token_positions, x.shape[:-1]))  # (1)
 
@@ -152,6 +154,7 @@ class RotaryPositionalEmbedding(Module):
         self, x: Float[Array, "... seq d_k"], token_positions: Integer[Array, "..."]
     ) -> Float[Array, "... seq d_k"]:
         """Return x (..., seq, d_k) turned; `token_positions` broadcast against (..., seq)."""
+        check_features(x, self.d_k)
         check_positions(token_positions, x, self.max_seq_len)
         cos, sin = self.cos[token_positions], self.sin[token_positions]
         self.saved = cos, sin

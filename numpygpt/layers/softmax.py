@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float
 
 from numpygpt.einsum import einsum
-from numpygpt.module import Array, Module
+from numpygpt.module import Array, Module, check_cotangent
 
 
 class Softmax(Module):
@@ -55,6 +55,7 @@ class Softmax(Module):
     def backward(self, dp: Float[Array, "..."]) -> Float[Array, "..."]:
         """Return the gradient of x."""
         p = self.saved
+        check_cotangent(dp, p.shape)
         along = np.moveaxis(dp, self.axis, -1), np.moveaxis(p, self.axis, -1)
         average = einsum("...k,...k->...", *along)
         dx = dp - np.expand_dims(average, self.axis)  # the bracket of (4), from (3)

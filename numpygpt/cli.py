@@ -1,0 +1,30 @@
+"""What all scripts share: a user's mistake is one line on the error stream and an exit status, never a traceback."""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+
+def fail(message: object, status: int = 2) -> NoReturn:
+    """End the program with a line on the error stream."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(status)
+
+
+def run(main: Callable[[], int]) -> NoReturn:
+    """Run a script and exit with the status it returns.
+
+    Ctrl-C ends it with 130. A reader that has gone (`| head`) ends it quietly with 141, as it ends other programs.
+    A character that the output can't show is shown as "?".
+    """
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    try:
+        status = main()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        fail("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush goes nowhere
+        sys.exit(141)
+    sys.exit(status)
