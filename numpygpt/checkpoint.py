@@ -14,9 +14,9 @@ from typing import Any
 import safetensors
 import safetensors.numpy
 
+from numpygpt.array import mover
 from numpygpt.config import TransformerConfig
 from numpygpt.model import TransformerLM
-from numpygpt.module import mover
 
 FORMAT = 1
 FILE = "model.safetensors"

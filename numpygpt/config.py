@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from numpygpt.module import check_positive
+from numpygpt.array import check_positive
 
 CHOICES = {
     "rope_layout": ("interleaved", "half"),

@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Integer
 from numpy.typing import ArrayLike
 
+from numpygpt.array import check_positive
 from numpygpt.corpus import DataError
-from numpygpt.module import check_positive
 
 Ids = Integer[np.ndarray, "_"]  # a row of ids of any length
 Batch = tuple[Integer[np.ndarray, "batch length"], Integer[np.ndarray, "batch length"]]

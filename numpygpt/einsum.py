@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpygpt.module import Array
+from numpygpt.array import Array
 
 ELLIPSIS_LETTERS = "ABCDEFGHIJKLMNOP"  # stand for the axes of '...'; the notations themselves are in lower case
 

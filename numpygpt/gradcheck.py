@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from numpygpt.module import Array
+from numpygpt.array import Array
 
 H = 1e-5
 

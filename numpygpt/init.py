@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from numpygpt.module import Array
+from numpygpt.array import Array
 
 Seed = np.random.Generator | int | None
 

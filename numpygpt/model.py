@@ -5,6 +5,7 @@ import math
 import numpy as np
 from jaxtyping import Float, Integer
 
+from numpygpt.array import Array, check_ids
 from numpygpt.config import TransformerConfig
 from numpygpt.init import Seed
 from numpygpt.layers.block import DecoderBlock, make_norm, make_rope
@@ -13,7 +14,7 @@ from numpygpt.layers.embedding import Embedding
 from numpygpt.layers.linear import Linear
 from numpygpt.layers.position import LearnedPositions, SinusoidalPositions
 from numpygpt.layers.softmax import Softmax
-from numpygpt.module import Array, FlatBuffer, Module, check_ids
+from numpygpt.module import FlatBuffer, Module
 
 __all__ = ["TransformerConfig", "TransformerLM"]
 

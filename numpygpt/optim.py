@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from numpygpt.module import Array, Parameter, Span, check_not_negative, spans
+from numpygpt.array import Array, check_not_negative
+from numpygpt.module import Parameter, Span, spans
 
 PIECE = 200_000  # elements of a vector worked on at once, so that a step's temporary arrays stay in the cache
 

@@ -5,10 +5,10 @@ from collections.abc import Collection, Iterator
 import numpy as np
 from jaxtyping import Float, Integer
 
+from numpygpt.array import Array, mover
 from numpygpt.init import Seed
 from numpygpt.layers.softmax import Softmax
 from numpygpt.model import TransformerLM
-from numpygpt.module import Array, mover
 
 
 def next_token_distribution(

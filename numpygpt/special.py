@@ -17,7 +17,7 @@ import math
 import numpy as np
 from numpy.polynomial import Chebyshev, Polynomial
 
-from numpygpt.module import Array
+from numpygpt.array import Array
 
 CENTRE = 5.0
 FIT_MAX = 37.0  # Python's math.erfc(z/√2) leaves the normal numbers beyond

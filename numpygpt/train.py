@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from numpygpt.array import Array, check_not_negative, check_positive
 from numpygpt.data import Ids, random_batch, sequential_batches
 from numpygpt.layers.cross_entropy import CrossEntropy
 from numpygpt.model import TransformerLM
-from numpygpt.module import Array, check_not_negative, check_positive
 from numpygpt.optim import AdamW, clip_grad_norm, cosine_schedule
 
 

@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 
 from numpygpt import checkpoint
+from numpygpt.array import check_not_negative
 from numpygpt.cli import fail, run
 from numpygpt.data import CharTokenizer, DataError
-from numpygpt.module import check_not_negative
 from numpygpt.sample import generate
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from numpygpt import checkpoint
+from numpygpt.array import check_not_negative
 from numpygpt.cli import fail, run
 from numpygpt.config import CHOICES, TransformerConfig
 from numpygpt.corpus import load_corpus
 from numpygpt.data import CharTokenizer, split
 from numpygpt.model import TransformerLM
-from numpygpt.module import check_not_negative
 from numpygpt.sample import generate
 from numpygpt.train import TrainConfig, Trainer
 

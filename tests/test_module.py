@@ -7,8 +7,9 @@ import pickle
 import numpy as np
 import pytest
 
+from numpygpt.array import check_positive, mover
 from numpygpt.layers import Dropout, LayerNorm, Linear, RotaryPositionalEmbedding
-from numpygpt.module import FlatBuffer, Module, Parameter, check_positive, mover, spans
+from numpygpt.module import FlatBuffer, Module, Parameter, spans
 
 
 class Net(Module):

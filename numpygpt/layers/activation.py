@@ -12,7 +12,8 @@ import math
 import numpy as np
 from jaxtyping import Float
 
-from numpygpt.module import Array, Module, check_cotangent
+from numpygpt.array import Array, check_cotangent
+from numpygpt.module import Module
 from numpygpt.special import normal_cdf, normal_pdf
 
 

@@ -5,12 +5,13 @@ import copy
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
+from numpygpt.array import Array, check_positive
 from numpygpt.einsum import einsum
 from numpygpt.init import Seed
 from numpygpt.layers.linear import Linear
 from numpygpt.layers.position import RotaryPositionalEmbedding
 from numpygpt.layers.softmax import Softmax
-from numpygpt.module import Array, Module, check_positive
+from numpygpt.module import Module
 
 
 def check_mask(mask: Array) -> None:

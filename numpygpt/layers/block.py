@@ -3,6 +3,7 @@ r"""A decoder block: attention, then feed-forward, each beside a residual path a
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
+from numpygpt.array import Array
 from numpygpt.config import TransformerConfig
 from numpygpt.init import Seed
 from numpygpt.layers.attention import MultiHeadAttention
@@ -10,7 +11,7 @@ from numpygpt.layers.dropout import Dropout
 from numpygpt.layers.feedforward import GLU, FeedForward
 from numpygpt.layers.norm import LayerNorm, RMSNorm
 from numpygpt.layers.position import RotaryPositionalEmbedding
-from numpygpt.module import Array, Module
+from numpygpt.module import Module
 
 GATES = {"glu": "sigmoid", "bilinear": "identity", "reglu": "relu", "geglu": "gelu", "swiglu": "silu"}
 

@@ -3,7 +3,8 @@ r"""Cross-entropy: what the model should have said, scored."""
 import numpy as np
 from jaxtyping import Float, Integer
 
-from numpygpt.module import Array, Module, at_least_float32, check_ids
+from numpygpt.array import Array, at_least_float32, check_ids
+from numpygpt.module import Module
 
 
 class CrossEntropy(Module):

@@ -3,8 +3,9 @@ r"""Dropout: set features to zero at random while training."""
 import numpy as np
 from jaxtyping import Float
 
+from numpygpt.array import Array, check_cotangent
 from numpygpt.init import Seed
-from numpygpt.module import Array, Module, check_cotangent
+from numpygpt.module import Module
 
 
 class Dropout(Module):

@@ -3,8 +3,9 @@ r"""The embedding: a table with a learned vector for each token."""
 import numpy as np
 from jaxtyping import Float, Integer
 
+from numpygpt.array import Array, check_cotangent, check_ids, check_positive
 from numpygpt.init import Seed, truncated_normal
-from numpygpt.module import Array, Module, Parameter, check_cotangent, check_ids, check_positive
+from numpygpt.module import Module, Parameter
 
 
 class Embedding(Module):

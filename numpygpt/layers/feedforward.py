@@ -5,10 +5,11 @@ import math
 import numpy as np
 from jaxtyping import Float
 
+from numpygpt.array import Array, check_positive
 from numpygpt.init import Seed
 from numpygpt.layers.activation import make_activation
 from numpygpt.layers.linear import Linear
-from numpygpt.module import Array, Module, check_positive
+from numpygpt.module import Module
 
 
 class FeedForward(Module):

@@ -5,17 +5,10 @@ import math
 import numpy as np
 from jaxtyping import Float
 
+from numpygpt.array import Array, check_cotangent, check_features, check_not_negative, check_positive
 from numpygpt.einsum import einsum
 from numpygpt.init import Seed, truncated_normal
-from numpygpt.module import (
-    Array,
-    Module,
-    Parameter,
-    check_cotangent,
-    check_features,
-    check_not_negative,
-    check_positive,
-)
+from numpygpt.module import Module, Parameter
 
 
 class Linear(Module):

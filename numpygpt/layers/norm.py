@@ -3,17 +3,9 @@ r"""Normalisation: bring the features of each position to a common scale."""
 import numpy as np
 from jaxtyping import Float
 
+from numpygpt.array import Array, at_least_float32, check_cotangent, check_features, check_not_negative, check_positive
 from numpygpt.einsum import einsum
-from numpygpt.module import (
-    Array,
-    Module,
-    Parameter,
-    at_least_float32,
-    check_cotangent,
-    check_features,
-    check_not_negative,
-    check_positive,
-)
+from numpygpt.module import Module, Parameter
 
 
 class RMSNorm(Module):

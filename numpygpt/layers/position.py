@@ -10,9 +10,10 @@ import math
 import numpy as np
 from jaxtyping import Float, Integer
 
+from numpygpt.array import Array, check_features, check_ids, check_positive
 from numpygpt.init import Seed
 from numpygpt.layers.embedding import Embedding
-from numpygpt.module import Array, Module, check_features, check_ids, check_positive
+from numpygpt.module import Module
 
 
 def check_positions(token_positions: Array, x: Array, max_seq_len: int) -> None:

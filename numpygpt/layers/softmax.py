@@ -3,8 +3,9 @@ r"""Softmax: scores become probabilities."""
 import numpy as np
 from jaxtyping import Float
 
+from numpygpt.array import Array, check_cotangent
 from numpygpt.einsum import einsum
-from numpygpt.module import Array, Module, check_cotangent
+from numpygpt.module import Module
 
 
 class Softmax(Module):
