@@ -179,7 +179,7 @@ def test_an_unknown_device_is_refused():
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
 def test_cuda_without_cupy_says_what_to_install():
-    with pytest.raises(ImportError, match=r"numpygpt\[cuda12\]"):
+    with pytest.raises(ImportError, match=r"\.\[cuda12\]"):
         mover("cuda")
 
 
