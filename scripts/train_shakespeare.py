@@ -34,21 +34,26 @@ def parse_arguments() -> argparse.Namespace:
     )
 
     add = parser.add_argument_group("training").add_argument
-    add("--steps", type=int, default=2000, help="number of updates; the schedule is fitted to it")
-    add("--batch-size", type=int, default=12, help="sequences in a batch")
-    add("--lr", type=float, default=3e-3, help="learning rate at the peak")
+    add("--steps", type=int, default=TrainConfig.steps, help="number of updates; the schedule is fitted to it")
+    add("--batch-size", type=int, default=TrainConfig.batch_size, help="sequences in a batch")
+    add("--lr", type=float, default=TrainConfig.lr, help="learning rate at the peak")
     add("--min-lr", type=float, help="learning rate at the end (unless given: a tenth of --lr)")
     add(
         "--warmup-steps",
         type=int,
         help="steps of rising learning rate (unless given: 100, or a tenth of a shorter run)",
     )
-    add("--weight-decay", type=float, default=0.1, help="AdamW's decay, on matrices only")
-    add("--beta1", type=float, default=0.9, help="decay of AdamW's first moment")
-    add("--beta2", type=float, default=0.99, help="decay of AdamW's second moment")
-    add("--grad-clip", type=float, default=1.0, help="largest norm of the gradient")
-    add("--eval-interval", type=int, default=500, help="steps between evaluations on the held-out tenth")
-    add("--seed", type=int, default=0, help="of starting weights, batches, dropout and sample")
+    add("--weight-decay", type=float, default=TrainConfig.weight_decay, help="AdamW's decay, on matrices only")
+    add("--beta1", type=float, default=TrainConfig.beta1, help="decay of AdamW's first moment")
+    add("--beta2", type=float, default=TrainConfig.beta2, help="decay of AdamW's second moment")
+    add("--grad-clip", type=float, default=TrainConfig.grad_clip, help="largest norm of the gradient")
+    add(
+        "--eval-interval",
+        type=int,
+        default=TrainConfig.eval_interval,
+        help="steps between evaluations on the held-out tenth",
+    )
+    add("--seed", type=int, default=TrainConfig.seed, help="of starting weights, batches, dropout and sample")
     add("--sample-length", type=int, default=500, help="characters to write at the end")
 
     add = parser.add_argument_group("model").add_argument
@@ -58,17 +63,42 @@ def parse_arguments() -> argparse.Namespace:
     add("--num-heads", type=int, default=4, help="attention heads")
     add("--num-kv-heads", type=int, help="key/value heads (unless given: as many as --num-heads)")
     add("--d-ff", type=int, help="hidden features of the ffn (unless given: 4, or 8/3 if gated, times --d-model)")
-    add("--norm", choices=CHOICES["norm"], default="rmsnorm", help="kind of norm")
-    add("--norm-position", choices=CHOICES["norm_position"], default="pre", help="before or after the sublayer")
-    add("--norm-eps", type=float, default=1e-5, help="added to the mean square or variance")
-    add("--ffn", choices=CHOICES["ffn"], default="swiglu", help="kind of feed-forward layer")
-    add("--positions", choices=CHOICES["positions"], default="rope", help="how the model knows the order")
-    add("--rope-theta", type=float, default=10000.0, help="base of RoPE's frequencies")
-    add("--rope-layout", choices=CHOICES["rope_layout"], default="interleaved", help="which features RoPE pairs")
-    add("--bias", action=argparse.BooleanOptionalAction, default=False, help="biases of linear maps and LayerNorm")
-    add("--tie-embeddings", action=argparse.BooleanOptionalAction, default=False, help="one array for both ends")
-    add("--dropout", type=float, default=0.0, help="probability of dropping a feature")
-    add("--init", choices=CHOICES["init"], default="glorot", help="starting weights")
+    add("--norm", choices=CHOICES["norm"], default=TransformerConfig.norm, help="kind of norm")
+    add(
+        "--norm-position",
+        choices=CHOICES["norm_position"],
+        default=TransformerConfig.norm_position,
+        help="before or after the sublayer",
+    )
+    add("--norm-eps", type=float, default=TransformerConfig.norm_eps, help="added to the mean square or variance")
+    add("--ffn", choices=CHOICES["ffn"], default=TransformerConfig.ffn, help="kind of feed-forward layer")
+    add(
+        "--positions",
+        choices=CHOICES["positions"],
+        default=TransformerConfig.positions,
+        help="how the model knows the order",
+    )
+    add("--rope-theta", type=float, default=TransformerConfig.rope_theta, help="base of RoPE's frequencies")
+    add(
+        "--rope-layout",
+        choices=CHOICES["rope_layout"],
+        default=TransformerConfig.rope_layout,
+        help="which features RoPE pairs",
+    )
+    add(
+        "--bias",
+        action=argparse.BooleanOptionalAction,
+        default=TransformerConfig.bias,
+        help="biases of linear maps and LayerNorm",
+    )
+    add(
+        "--tie-embeddings",
+        action=argparse.BooleanOptionalAction,
+        default=TransformerConfig.tie_embeddings,
+        help="one array for both ends",
+    )
+    add("--dropout", type=float, default=TransformerConfig.dropout, help="probability of dropping a feature")
+    add("--init", choices=CHOICES["init"], default=TransformerConfig.init, help="starting weights")
     return parser.parse_args()
 
 

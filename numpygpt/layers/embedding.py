@@ -48,8 +48,8 @@ class Embedding(Module):
 
     def backward(self, dy: Float[Array, "... embedding_dim"]) -> None:
         """Add the gradient of the table."""
-        # `grad[ids] += dy` would keep one of several equal ids, and np.add.at doesn't reach CuPy. So: number the
-        # different ids 0..R-1, sum each (row, feature) cell with bincount, and add the sums to R different rows.
+        # `grad[ids] += dy` would keep one of several equal ids, and np.add.at takes half as long again. So: number
+        # the different ids 0..R-1, sum each (row, feature) cell with bincount, and add the sums to R different rows.
         token_ids, features = self.saved, self.weight.shape[1]
         check_cotangent(dy, (*token_ids.shape, features))
         rows, row_of = np.unique(token_ids.reshape(-1), return_inverse=True)
