@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import batch_shapes, check, masks, positions, rngs, sizes, unit_scale
+from strategies import batch_shapes, check, check_along, masks, positions, rngs, sizes, unit_scale
 
 from numpygpt.layers import MultiHeadAttention, RotaryPositionalEmbedding, ScaledDotProductAttention, Softmax
 
@@ -92,7 +92,7 @@ def make(options):
 def test_multi_head_gradients(drawn):
     options, x, arguments = drawn
     layer = make(options)
-    check(layer, x, **arguments)
+    check_along(layer, x, **arguments)
 
 
 @given(multi_heads())

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from strategies import Reseeded, batch_shapes, check, far_from_kinks, masks, positions, rngs, unit_scale, watch_relus
+from strategies import (
+    Reseeded,
+    batch_shapes,
+    check_along,
+    far_from_kinks,
+    masks,
+    positions,
+    rngs,
+    unit_scale,
+    watch_relus,
+)
 
 from numpygpt.config import CHOICES, TransformerConfig
 from numpygpt.layers import DecoderBlock
@@ -40,7 +50,7 @@ def test_gradients(rng, config, batch, length, training, data):
     layer = Reseeded(block)
     layer.forward(x, **arguments)
     assume(far_from_kinks(block))
-    check(layer, x, directions=1, **arguments)
+    check_along(layer, x, directions=1, **arguments)
 
 
 def make(place, **fields):

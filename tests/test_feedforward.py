@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from strategies import batch_shapes, check, far_from_kinks, rngs, sizes, unit_scale, watch_relus
+from strategies import batch_shapes, check_along, far_from_kinks, rngs, sizes, unit_scale, watch_relus
 
 from numpygpt.layers import GLU, FeedForward, SwiGLU
 from numpygpt.layers.activation import ACTIVATIONS, make_activation
@@ -19,7 +19,7 @@ def test_gradients(rng, kind, batch, d_model, d_ff, activation, bias):
     x = rng.standard_normal((*batch, d_model))
     y = layer(x)
     assume(far_from_kinks(layer))
-    check(layer, x)
+    check_along(layer, x)
 
     weights = {name: p.value for name, p in layer.named_parameters()}
     z = {

@@ -61,7 +61,7 @@ class CrossEntropy(Module):
         losses = np.log(total[:, 0]) - target_z  # (2)
         count = max(int(np.sum(a)), 1)
         self.saved = exp_z, total, n, target, a, count, logits.shape, logits.dtype
-        return float(np.sum(np.where(a, losses, 0))) / count  # (3)
+        return np.sum(np.where(a, losses, 0)).item() / count  # (3)
 
     def backward(self, dloss: float = 1.0) -> Float[Array, "... vocab"]:
         """Return the gradient of the logits."""

@@ -1,0 +1,205 @@
+r"""What backward claims, held against what the oracles measure.
+
+With the Jacobian $J = \partial y/\partial z$, the claim is $\bar z = J^\top \bar y$: for every direction $v$,
+
+$$\langle \bar z, v \rangle = \langle \bar y, Jv \rangle \tag{1}$$
+
+Of a small $z$ every element is moved by itself ($v$ a unit vector), which gives all of $J$, and if $y$ is small too,
+backward is asked for every row of it ($\bar y$ a unit vector). A large $z$ is moved in a few random directions: a wrong
+$\bar z$ differs from the right one by some vector, which a random direction is almost never orthogonal to.
+
+The bound follows from the arithmetic. Numbers of the size of $|Jv|$, of $|\bar z|$, and (per unit of $z$) of $|y|$
+are computed in some steps, each of them rounded to a relative precision $\rho$: that of the dtype, $\epsilon$, by the
+complex step and in backward, $\epsilon^{2/3}$ in a difference. With $|z|$ the size of an element, room for a hundred
+roundings, a tenth for numbers near 1 that cancel on the way (as $1 + \tanh u$ in GELU's tail), and $\kappa$ for what a
+difference says of its own error in $h$ (where $f$ bends sharply, it knows less),
+
+$$|\text{error}| \le \kappa + 100\, \rho\, \big(|Jv| + |\bar z| + |y|/|z| + \tfrac1{10}\big) \tag{2}$$
+
+It takes for granted that nothing inside the layer is much larger than that: a layer that subtracts large numbers to
+get a small $y$ has more rounding, and should be checked at inputs where it doesn't.
+"""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from numpygpt.array import Array
+from numpygpt.gradcheck.diagnosis import name_the_fault, wrong_shape
+from numpygpt.gradcheck.oracles import by_complex_step, by_differences, element_size, has_kink
+from numpygpt.gradcheck.report import Row
+from numpygpt.gradcheck.subject import Subject
+
+ROUNDINGS = 100
+LOOK_CLOSER = 24  # elements of a large gradient that is wrong
+
+
+class Measured(NamedTuple):
+    """J v for some directions v."""
+
+    elements: Array | None  # the elements that were moved, each by itself; None for random directions
+    v: Array  # (directions, elements of z)
+    j: Array  # (directions, elements of y)
+    curvature: Array  # (directions,): what the oracle itself says of its error
+
+
+class Comparison:
+    """The claims of one subject, and two oracles to hold them against."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        dy: list[Array],
+        claims: dict[str, Array],
+        rng: np.random.Generator,
+        directions: int,
+        elements: int,
+    ):
+        self.subject, self.claims, self.rng, self.directions, self.elements = subject, claims, rng, directions, elements
+        self.shapes = [c.shape for c in dy]
+        self.dy = np.concatenate([c.reshape(-1) for c in dy]).astype(np.float64)
+        self.output_norm = float(np.linalg.norm(subject.vector()))
+        eps = float(np.finfo(subject.dtype()).eps)
+        self.precision = {"differences": eps ** (2 / 3), "complex step": eps}
+        self.jacobians: list[dict[str, Array]] = []
+        self.skipped = ""
+        try:
+            self.twin = subject.twin()
+        except Exception as error:  # whatever the copying of somebody's layer may raise
+            self.skip(error)
+
+    def rows(self) -> list[Row]:
+        """Return a row for each gradient and oracle."""
+        rows = [row for name, z in self.subject.places().items() for row in self.rows_of(name, z)]
+        return [row for row in rows if not (self.skipped and row.oracle == "complex step")]
+
+    def rows_of(self, name: str, z: Array) -> Iterator[Row]:
+        """Yield the rows of one gradient."""
+        if self.claims[name].shape != z.shape:
+            fault = wrong_shape(self.claims[name].shape, z.shape)
+            yield Row(name, "shape", "", math.inf, 0.0, "", math.nan, math.nan, fault)
+        elif z.size:
+            elements = np.arange(z.size) if z.size <= self.elements else None
+            v = self.rng.standard_normal((self.directions, z.size)) if elements is None else np.eye(z.size)
+            measured = self.measure("differences", name, v, elements)
+            yield self.row("differences", name, measured)
+            exact = self.complex_step(name, measured)
+            if exact is not None:
+                yield self.row("complex step", name, exact)
+
+    # Measuring
+
+    def measure(self, oracle: str, name: str, v: Array, elements: Array | None) -> Measured:
+        """Return J v for each direction."""
+        exact = oracle == "complex step"
+        subject, method = (self.twin, by_complex_step) if exact else (self.subject, by_differences)
+        z = subject.places()[name]
+        with warnings.catch_warnings(action="error", category=np.exceptions.ComplexWarning):
+            rows = [method(subject.vector, z, direction.reshape(z.shape)) for direction in v]
+        return Measured(elements, v, np.array([j for j, _ in rows]), np.array([error for _, error in rows]))
+
+    def complex_step(self, name: str, differences: Measured) -> Measured | None:
+        """Return J v by the complex step, or None, for the whole check, if the layer can't take it."""
+        if self.skipped:
+            return None
+        try:
+            exact = self.measure("complex step", name, differences.v, differences.elements)
+        except Exception as error:  # whatever somebody's layer may raise when it meets complex numbers
+            self.skip(error)
+            return None
+        bound = self.bound("differences", name, differences, norms(exact.j))
+        if not np.all(norms(exact.j - differences.j) <= bound):
+            self.skip(f"it disagrees with the differences of {name}; something in forward isn't analytic")
+            return None
+        return exact
+
+    def skip(self, reason: object) -> None:
+        """Give up the complex step."""
+        line = str(reason).partition("\n")[0]
+        self.skipped = f"{type(self.subject.layer).__name__}: {line if len(line) <= 200 else line[:200] + ' ...'}"
+
+    # Comparing
+
+    def row(self, oracle: str, name: str, measured: Measured) -> Row:
+        """Compare the claim with J v in each direction, and show the worst place."""
+        z, dz = self.subject.places()[name], self.claims[name].astype(np.float64)
+        elements, v, j, _ = measured
+        expected, actual = j @ self.dy, v @ dz.reshape(-1)  # (1)
+        bound = self.bound(oracle, name, measured, np.linalg.norm(dz))
+        if elements is not None and len(elements) == z.size and self.dy.size <= self.elements:
+            claims = self.jacobian_of(name)
+            expected, actual = np.append(expected, j.T), np.append(actual, claims)
+            bound = np.append(bound, self.bound(oracle, name, measured, norms(claims)[:, None]))
+        error = np.abs(expected - actual)
+        worst = int(np.argmax(np.nan_to_num(error / bound, nan=np.inf)))
+        moved = f"{len(v)} directions" if elements is None else f"{len(v)} of {z.size} elements"
+        where = f"direction {worst}" if elements is None else at(int(elements[worst % len(v)]), z.shape)
+        if worst >= len(v):
+            where += f" of {self.output_at(worst // len(v) - 1)}"
+        numbers = float(error[worst]), float(bound[worst]), where, float(expected[worst]), float(actual[worst])
+        row = Row(name, oracle, moved, *numbers)
+        if row.ok:
+            return row
+        if elements is None and not (closer := self.look_closer(oracle, name, dz)).ok:
+            return closer
+        fault = name_the_fault(dz, v, j, self.dy, self.shapes_by_name())
+        if oracle == "differences" and has_kink(self.subject.vector, z, v[worst % len(v)].reshape(z.shape)):
+            fault = "has a kink within the step: take other inputs"
+        return dataclasses.replace(row, fault=fault)
+
+    def look_closer(self, oracle: str, name: str, dz: Array) -> Row:
+        """Compare single elements of a large gradient that is wrong: those where most is claimed, and others."""
+        number = min(LOOK_CLOSER, dz.size)
+        elements = np.union1d(
+            np.argsort(-np.abs(dz.reshape(-1)))[: number // 2], self.rng.choice(dz.size, number // 2, replace=False)
+        )
+        v = np.zeros((len(elements), dz.size))
+        v[np.arange(len(elements)), elements] = 1
+        return self.row(oracle, name, self.measure(oracle, name, v, elements))
+
+    def jacobian_of(self, name: str) -> Array:
+        """Return what backward claims for each unit cotangent, as rows: each row of the Jacobian."""
+        if not self.jacobians:
+            for unit in np.eye(self.dy.size, dtype=self.subject.dtype()):
+                self.subject.forward()
+                parts = np.split(unit, np.cumsum([math.prod(shape) for shape in self.shapes])[:-1])
+                dy = [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+                self.jacobians.append(self.subject.backward(dy, self.subject.no_gradients()))
+        return np.array([claims[name].reshape(-1) for claims in self.jacobians], np.float64)
+
+    def names_of_outputs(self) -> list[str]:
+        """Return "y", or "y0", "y1" and so on."""
+        return ["y"] if len(self.shapes) == 1 else [f"y{i}" for i in range(len(self.shapes))]
+
+    def output_at(self, element: int) -> str:
+        """Return the name of an element of all outputs together."""
+        which = 0
+        while element >= math.prod(self.shapes[which]):
+            element -= math.prod(self.shapes[which])
+            which += 1
+        return self.names_of_outputs()[which] + (at(element, self.shapes[which]) if self.shapes[which] else "")
+
+    def shapes_by_name(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all outputs and float inputs."""
+        outputs = dict(zip(self.names_of_outputs(), self.shapes, strict=True))
+        return outputs | {name: x.shape for name, x in self.subject.floats().items()}
+
+    def bound(self, oracle: str, name: str, measured: Measured, claim: Array) -> Array:
+        """Return (2) in each direction, given the size of what is claimed."""
+        per_unit = self.output_norm / element_size(self.subject.places()[name])
+        sizes = norms(measured.j) + claim + per_unit + 0.1
+        return measured.curvature + ROUNDINGS * self.precision[oracle] * sizes  # (2)
+
+
+def norms(rows: Array) -> Array:
+    """Return the norm of each row."""
+    return np.linalg.norm(rows, axis=1)
+
+
+def at(element: int, shape: tuple[int, ...]) -> str:
+    """Return the index of an element counted in memory order, as one would type it."""
+    return str([int(i) for i in np.unravel_index(element, shape)])

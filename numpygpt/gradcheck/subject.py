@@ -1,0 +1,143 @@
+"""What is checked: a layer with its inputs and parameters, as arrays to be moved and functions to be called."""
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from numpygpt.array import Array
+from numpygpt.gradcheck.complex_step import complexified, undressed
+from numpygpt.module import FlatBuffer, Parameter
+
+
+class BrokenRuleError(Exception):
+    """A layer breaks a rule of forward and backward, and nothing further can be said about it."""
+
+
+class Slot:
+    """Where a parameter is kept: an object, its attribute for the value, and the one for the gradient."""
+
+    def __init__(self, holder: Any, value: str = "value", grad: str = "grad"):
+        self.holder, self.value_name, self.grad_name = holder, value, grad
+        if not hasattr(self.value, "dtype"):
+            raise TypeError(f"{type(holder).__name__}.{value} must be an array, not {type(self.value).__name__}")
+
+    @property
+    def value(self) -> Array:
+        """The weights."""
+        return getattr(self.holder, self.value_name)
+
+    @property
+    def grad(self) -> Array:
+        """Their gradient."""
+        return getattr(self.holder, self.grad_name)
+
+    def put_back(self, value: Array, grad: Array | None) -> None:
+        """Restore what was there."""
+        self.value[...] = value
+        if grad is not None:
+            self.start_from(grad)
+
+    def start_from(self, grad: Array) -> None:
+        """Put `grad` where backward will add."""
+        now = getattr(self.holder, self.grad_name, None)
+        if now is not None and np.shape(now) == grad.shape:
+            now[...] = grad
+        else:
+            setattr(self.holder, self.grad_name, grad.astype(self.value.dtype))
+
+    def complexify(self) -> None:
+        """Replace the value by a complex array in its guise."""
+        if isinstance(self.holder, Parameter | FlatBuffer):
+            buffer = self.holder.buffer if isinstance(self.holder, Parameter) else self.holder
+            if undressed(buffer.value).dtype.kind != "c":
+                buffer.convert(complexified)
+        else:
+            setattr(self.holder, self.value_name, complexified(self.value))
+
+
+class Subject:
+    """A layer, its inputs (copies), and its parameters by name."""
+
+    def __init__(
+        self, layer: Any, inputs: tuple[Array, ...], parameters: Mapping[str, Any] | None, kwargs: dict[str, Any]
+    ):
+        self.layer, self.given, self.kwargs = layer, parameters, kwargs
+        self.inputs = [np.array(x) for x in inputs]
+        if parameters is None:
+            parameters = dict(layer.named_parameters()) if hasattr(layer, "named_parameters") else {}
+        self.slots = {
+            name: Slot(layer, name, p) if isinstance(p, str) else Slot(p)  # by attributes, or an object of two arrays
+            for name, p in parameters.items()
+        }
+
+    def floats(self) -> dict[str, Array]:
+        """Return the inputs that have gradients, by name."""
+        return {f"input {i}": x for i, x in enumerate(self.inputs) if x.dtype.kind == "f"}
+
+    def places(self) -> dict[str, Array]:
+        """Return all arrays that have gradients, by name: to be changed in place."""
+        return self.floats() | {name: slot.value for name, slot in self.slots.items()}
+
+    def dtype(self) -> np.dtype:
+        """Return the dtype of all places: TypeError unless it is one, and float64 or float32."""
+        dtypes = {name: z.dtype for name, z in self.places().items()}
+        if len(set(dtypes.values())) > 1 or not all(dtype in (np.float64, np.float32) for dtype in dtypes.values()):
+            listed = ", ".join(f"{name} is {dtype}" for name, dtype in dtypes.items())
+            raise TypeError(f"inputs and parameters must be all float64 or all float32, but {listed}")
+        return next(iter(dtypes.values()), np.dtype(np.float64))
+
+    def forward(self) -> tuple[Any, ...]:
+        """Return the outputs; one alone in a tuple."""
+        y = self.layer.forward(*self.inputs, **self.kwargs)
+        return tuple(y) if isinstance(y, tuple | list) else (y,)
+
+    def vector(self) -> Array:
+        """Return all outputs as one vector, in float64 or complex128."""
+        parts = [np.asarray(getattr(y, "number", undressed(y))).reshape(-1) for y in self.forward()]
+        return np.concatenate([part.astype(np.result_type(part, np.float64)) for part in parts])
+
+    def backward(self, dy: list[Array], start: Mapping[str, Array]) -> dict[str, Array]:
+        """Run backward with the parameters' gradients beginning at `start`.
+
+        Return a copy of what it says for each input, and of what is then the gradient of each parameter.
+        """
+        for name, slot in self.slots.items():
+            slot.start_from(start[name])
+        result = self.layer.backward(*(c if c.ndim else c.item() for c in dy))
+        dx = list(result) if isinstance(result, tuple | list) else [] if result is None else [result]
+        floats = self.floats()
+        if len(dx) == len(self.inputs):  # with something, None maybe, for those that are no floats
+            dx = [g for g, x in zip(dx, self.inputs, strict=True) if x.dtype.kind == "f"]
+        if len(dx) != len(floats):
+            raise BrokenRuleError(f"backward returns {len(dx)} gradients for {len(floats)} float inputs")
+        claims = dict(zip(floats, dx, strict=True)) | {name: slot.grad for name, slot in self.slots.items()}
+        return {name: np.array(dz) for name, dz in claims.items()}
+
+    @contextlib.contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Restore all parameters and their gradients at the end."""
+        before = [
+            (slot, slot.value.copy(), copy.copy(getattr(slot.holder, slot.grad_name, None)))
+            for slot in self.slots.values()
+        ]
+        try:
+            yield
+        finally:
+            for slot, value, grad in before:
+                slot.put_back(value, grad)
+
+    def no_gradients(self) -> dict[str, Array]:
+        """Return zeros for each parameter, for backward to start from."""
+        return {name: np.zeros_like(slot.value) for name, slot in self.slots.items()}
+
+    def twin(self) -> Self:
+        """Return a copy of it all, in which floats are complex arrays in the guise of real ones."""
+        layer, given, kwargs = copy.deepcopy((self.layer, self.given, self.kwargs))
+        twin = type(self)(layer, tuple(self.inputs), given, kwargs)
+        twin.inputs = [complexified(x) if x.dtype.kind == "f" else x for x in twin.inputs]
+        for slot in twin.slots.values():
+            slot.complexify()
+        return twin
