@@ -8,9 +8,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from strategies import Reseeded, arrays_in, check_along, rngs
+from strategies import Reseeded, arrays_in, check_along
 
 from numpygpt.config import CHOICES
 from numpygpt.layers import CrossEntropy, Dropout, Embedding, Linear
@@ -119,27 +117,6 @@ def test_ids_may_have_any_leading_axes(ids):
     check_along(LossOf(model), ids, np.zeros_like(ids), directions=1)
 
 
-@given(rngs, st.integers(0, 2))
-def test_no_logits_depend_on_later_tokens(rng, t):
-    for positions, place in (("rope", "pre"), ("learned", "post"), ("none", "pre"), ("sinusoidal", "post")):
-        model = make(positions=positions, norm_position=place)
-        ids = rng.integers(0, 5, (2, 4))
-        before = model(ids)
-        ids[:, t + 1 :] = (ids[:, t + 1 :] + 1) % 5
-        after = model(ids)
-        np.testing.assert_allclose(after[:, : t + 1], before[:, : t + 1], rtol=1e-12)
-        assert not np.array_equal(after[:, t + 1], before[:, t + 1])
-
-
-def test_rope_sees_distances_only_and_a_cached_position_is_its_true_one():
-    model = make(context_length=12)
-    here = model(IDS)
-    np.testing.assert_allclose(model(IDS, np.arange(4) + 7), here, rtol=1e-9, atol=1e-11)
-    assert not np.allclose(model(IDS, 2 * np.arange(4)), here)
-    learned = make(context_length=12, positions="learned")
-    assert not np.allclose(learned(IDS, np.arange(4) + 7), learned(IDS))
-
-
 def test_dropouts_draw_masks_of_their_own():
     model = make(num_layers=2, dropout=0.5, context_length=64, d_model=16)
     model(np.zeros((2, 64), int))
@@ -210,29 +187,12 @@ def assert_gains_and_biases(model):
             assert (p.value == (0 if name.endswith("bias") else 1)).all()
 
 
-def test_a_seed_means_the_same_model():
-    config = make().config
-    one, two, other = (TransformerLM(config, rng=seed).flat.value for seed in (0, 0, 1))
-    assert np.array_equal(one, two) and not np.array_equal(one, other)
-    blocks = TransformerLM(config, rng=0).layers
+def test_no_two_blocks_start_alike():
+    blocks = TransformerLM(make().config, rng=0).layers
     assert not np.array_equal(blocks[0].ffn.w1.weight.value, blocks[1].ffn.w1.weight.value)
 
 
 # Tying
-
-
-def test_the_gradient_of_a_tied_array_is_the_sum_of_the_two_it_would_have_had():
-    # rasbt/LLMs-from-scratch#822, huggingface/transformers#38870, karpathy/nanoGPT#21
-    tied, untied = make(tie_embeddings=True), make()
-    untied.load_state_dict(tied.state_dict() | {"lm_head.weight": tied.token_embeddings.weight.value})
-    for model in (tied, untied):
-        layer = LossOf(model)
-        layer.forward(IDS, TARGETS)
-        layer.backward(1.0)
-    assert tied.lm_head.weight is tied.token_embeddings.weight
-    want = untied.token_embeddings.weight.grad + untied.lm_head.weight.grad
-    assert untied.token_embeddings.weight.grad.any() and untied.lm_head.weight.grad.any()
-    np.testing.assert_allclose(tied.lm_head.weight.grad, want, rtol=1e-12)
 
 
 def test_one_shared_entry_by_a_finite_difference():

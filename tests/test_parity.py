@@ -9,13 +9,16 @@ import random
 
 import numpy as np
 import pytest
+from comparing import assert_close, randomise
 
+from numpygpt import layers
 from numpygpt.config import CHOICES, TransformerConfig
 from numpygpt.layers import (
     GELU,
     GLU,
     CrossEntropy,
     DecoderBlock,
+    Dropout,
     Embedding,
     FeedForward,
     LayerNorm,
@@ -38,15 +41,7 @@ from numpygpt.optim import Adam, AdamW, clip_grad_norm, cosine_schedule
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-TOLERANCE = 1e-9
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 # The references. `w` are weights by name, as in the state dict.
@@ -140,7 +135,7 @@ def norm(config, w, x):
     return F.layer_norm(x, (config.d_model,), w["weight"], w.get("bias"), config.norm_eps)
 
 
-def block(config):
+def block(config, drop=lambda x: x):
     rope = (config.rope_theta, config.rope_layout) if config.positions == "rope" else None
     attend = attention(config.num_heads, config.num_kv_heads or config.num_heads, rope)
     feed = gated(GATES[config.ffn]) if config.ffn in GATES else feed_forward(config.ffn)
@@ -148,47 +143,36 @@ def block(config):
     def reference(w, x):
         for sublayer, layer_norm, name in (attend, "ln1", "attn"), (feed, "ln2", "ffn"):
             if config.norm_position == "pre":
-                x = x + sublayer(under(w, name), norm(config, under(w, layer_norm), x))
+                x = x + drop(sublayer(under(w, name), norm(config, under(w, layer_norm), x)))
             else:
-                x = norm(config, under(w, layer_norm), x + sublayer(under(w, name), x))
+                x = norm(config, under(w, layer_norm), x + drop(sublayer(under(w, name), x)))
         return x
 
     return reference
 
 
-def reference_logits(config, w, ids):
-    """The whole model, for every option of its config (dropout apart)."""
+def reference_logits(config, w, ids, kept=None):
+    """The whole model, for every option of its config. With dropout, `kept` are its masks, in order."""
+    masks = iter(() if kept is None else kept)
+
+    def drop(x):
+        return x if kept is None else torch.where(next(masks), x / (1 - config.dropout), 0.0)
+
     x = w["token_embeddings.weight"][ids]
     if config.positions == "sinusoidal":
         x = x + sinusoids(torch.arange(ids.shape[-1]), config.d_model)
     if config.positions == "learned":
         x = x + w["positions.embeddings.weight"][: ids.shape[-1]]
+    x = drop(x)
     for i in range(config.num_layers):
-        x = block(config)(under(w, f"layers.{i}"), x)
+        x = block(config, drop)(under(w, f"layers.{i}"), x)
     if config.norm_position == "pre":
         x = norm(config, under(w, "ln_final"), x)
+    assert next(masks, None) is None
     return x @ w["token_embeddings.weight" if config.tie_embeddings else "lm_head.weight"].T
 
 
 # Comparing
-
-
-def deviation(ours, theirs):
-    """The largest difference, relative to the scale of the array."""
-    theirs = theirs.detach().numpy() if isinstance(theirs, torch.Tensor) else np.asarray(theirs)
-    assert np.shape(ours) == theirs.shape
-    return float(np.max(np.abs(ours - theirs), initial=0)) / max(1.0, float(np.max(np.abs(theirs), initial=0)))
-
-
-def assert_close(ours, theirs, name):
-    assert deviation(ours, theirs) <= TOLERANCE, name  # not NaN either
-
-
-def randomise(module, rng):
-    """Random weights, gains and biases too; matrices such that what comes out has the scale of what goes in."""
-    for p in module.parameters():
-        p.value = rng.standard_normal(p.shape) * (p.shape[-1] ** -0.5 if p.decays else 1.0)
-        p.grad = np.zeros(p.shape)
 
 
 def weights(module):
@@ -232,6 +216,12 @@ shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
 # Layers
+
+
+def test_every_layer_and_every_activation_is_compared():
+    """All are imported above, where the linter lets nothing stay that no test uses."""
+    assert set(layers.__all__) <= globals().keys()
+    assert ACTIVATIONS.keys() == layers.activation.ACTIVATIONS.keys()
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (2, 3, 4)], ids=str)
@@ -305,20 +295,28 @@ def test_cross_entropy(shape, ignore_index):
 
 @shapes
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("activation", ["relu", "silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_feed_forward(activation, bias, shape):
     check(FeedForward(6, 9, activation, bias, **F64), feed_forward(activation), normal(*shape))
 
 
 @shapes
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("activation", GATES.values())
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_glu(activation, bias, shape):
     check(GLU(6, 9, activation, bias, **F64), gated(activation), normal(*shape))
 
 
 def test_swiglu_of_default_width():
     check(SwiGLU(6, **F64), gated("silu"), normal(2, 5, 6))
+
+
+@shapes
+@pytest.mark.parametrize("p", [0.0, 0.3, 0.9])
+def test_dropout(p, shape):
+    kept = torch.tensor(np.random.default_rng(5).random(shape, dtype=np.float32) >= p)
+    check(Dropout(p, rng=5), lambda w, x: torch.where(kept, x / (1 - p), 0.0), normal(*shape))
+    check(Dropout(p, rng=5).eval(), lambda w, x: F.dropout(x, p, training=False), normal(*shape))
 
 
 POSITIONS = {
@@ -414,28 +412,30 @@ def test_decoder_block(norm, norm_position, ffn, bias):
     check(DecoderBlock(config, **F64), block(config), normal(2, 5, 16))
 
 
-# The whole model: all combinations of five options, and the others drawn at random beside them
+# The whole model: all combinations of six options, and the others drawn at random beside them
+
+PARTS = {name: CHOICES[name] for name in ("ffn", "positions", "norm", "norm_position")}
+PARTS |= {"bias": (False, True), "tie_embeddings": (False, True)}
 
 
 def all_configs():
     draw = random.Random(1)
-    names = ("ffn", "positions", "norm", "norm_position")
-    for *choices, bias in itertools.product(*(CHOICES[name] for name in names), (False, True)):
+    for choices in itertools.product(*PARTS.values()):
         yield small(
-            **dict(zip(names, choices, strict=True)),
-            bias=bias,
-            tie_embeddings=draw.choice([False, True]),
+            **dict(zip(PARTS, choices, strict=True)),
             num_kv_heads=draw.choice([None, 1, 2]),
             rope_layout=draw.choice(CHOICES["rope_layout"]),
             rope_theta=draw.choice([10000.0, 20.0]),
             norm_eps=draw.choice([1e-5, 1e-2]),
             d_ff=draw.choice([None, 20]),
             num_layers=draw.choice([1, 2, 3]),
+            dropout=draw.choice([0.0, 0.3]),
         )
 
 
 def name_of(config):
-    return "-".join([config.norm_position, config.norm, config.ffn, config.positions, "bias" * config.bias])
+    parts = [config.norm_position, config.norm, config.ffn, config.positions]
+    return "-".join(parts + ["bias"] * config.bias + ["tied"] * config.tie_embeddings)
 
 
 def assert_biases_where_they_belong(config, w):
@@ -459,13 +459,17 @@ def test_model(config):
 
     w = weights(model)
     assert_biases_where_they_belong(config, w)
-    expected = reference_logits(config, w, torch.tensor(ids))
+    dropped = [m.saved for m in model.modules() if isinstance(m, Dropout)]
+    kept = [torch.tensor(factor != 0) for factor in dropped] if config.dropout else None
+    expected = reference_logits(config, w, torch.tensor(ids), kept)
     expected_loss = F.cross_entropy(expected.flatten(0, -2), torch.tensor(targets).flatten(), ignore_index=-1)
     (expected_loss + (expected * torch.tensor(cotangent)).sum()).backward()
     assert_close(logits, expected, "logits")
     assert_close(loss, expected_loss, "loss")
     assert_same_gradients(model, w)
-    assert_close(model.next_token_probs(ids), F.softmax(expected[..., -1, :], -1), "next token")
+    with torch.no_grad():
+        expected = F.softmax(reference_logits(config, w, torch.tensor(ids))[..., -1, :], -1)
+    assert_close(model.eval().next_token_probs(ids), expected, "next token")
 
 
 # Optimisers
