@@ -6,18 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from running import SCRIPTS, run
 
-SCRIPTS = Path(__file__).parent.parent / "scripts"
 SMALL = ["--d-model", "16", "--num-layers", "1", "--num-heads", "2", "--context-length", "16", "--batch-size", "4"]
 TEXT = "To be, or not to be, that is the question:\nWhether 'tis nobler in the mind to suffer\n" * 20
-
-
-def run(script, *args, **kwargs):
-    command = [sys.executable, SCRIPTS / script, *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=120, **kwargs)
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,16 @@ $\bar z$ differs from the right one by some vector, which a random direction is 
 
 The bound follows from the arithmetic. Numbers of the size of $|Jv|$, of $|\bar z|$, and (per unit of $z$) of $|y|$
 are computed in some steps, each of them rounded to a relative precision $\rho$: that of the dtype, $\epsilon$, by the
-complex step and in backward, $\epsilon^{2/3}$ in a difference. With $|z|$ the size of an element, room for a hundred
-roundings, a tenth for numbers near 1 that cancel on the way (as $1 + \tanh u$ in GELU's tail), and $\kappa$ for what a
-difference says of its own error in $h$ (where $f$ bends sharply, it knows less),
+complex step and in backward, $\epsilon^{2/3}$ in a difference. Room is left for a hundred roundings, and
 
-$$|\text{error}| \le \kappa + 100\, \rho\, \big(|Jv| + |\bar z| + |y|/|z| + \tfrac1{10}\big) \tag{2}$$
+- a tenth for numbers near 1 that cancel on the way (as $1 + \tanh u$ in GELU's tail),
+- $\sigma = |\Delta \bar z|/\epsilon$ for what rounding the inputs does to the gradient, which is measured by moving each
+  by one unit in its last place (LayerNorm of nearly equal features magnifies it),
+- $\kappa$ for what a difference says of its own error in $h$ (where $f$ bends sharply, it knows less).
+
+With $|z|$ the size of an element,
+
+$$|\text{error}| \le \kappa + 100\, \rho\, \big(|Jv| + |\bar z| + |y|/|z| + \sigma + \tfrac1{10}\big) \tag{2}$$
 
 It takes for granted that nothing inside the layer is much larger than that: a layer that subtracts large numbers to
 get a small $y$ has more rounding, and should be checked at inputs where it doesn't.
@@ -31,7 +36,7 @@ import numpy as np
 from numpygpt.array import Array
 from numpygpt.gradcheck.diagnosis import name_the_fault, wrong_shape
 from numpygpt.gradcheck.oracles import by_complex_step, by_differences, element_size, has_kink
-from numpygpt.gradcheck.report import Row
+from numpygpt.gradcheck.report import KINK, Row
 from numpygpt.gradcheck.subject import Subject
 
 ROUNDINGS = 100
@@ -63,8 +68,9 @@ class Comparison:
         self.shapes = [c.shape for c in dy]
         self.dy = np.concatenate([c.reshape(-1) for c in dy]).astype(np.float64)
         self.output_norm = float(np.linalg.norm(subject.vector()))
-        eps = float(np.finfo(subject.dtype()).eps)
-        self.precision = {"differences": eps ** (2 / 3), "complex step": eps}
+        self.eps = float(np.finfo(subject.dtype()).eps)
+        self.precision = {"differences": self.eps ** (2 / 3), "complex step": self.eps}
+        self.sensitivity = self.measure_sensitivity(dy)
         self.jacobians: list[dict[str, Array]] = []
         self.skipped = ""
         try:
@@ -101,6 +107,23 @@ class Comparison:
         with warnings.catch_warnings(action="error", category=np.exceptions.ComplexWarning):
             rows = [method(subject.vector, z, direction.reshape(z.shape)) for direction in v]
         return Measured(elements, v, np.array([j for j, _ in rows]), np.array([error for _, error in rows]))
+
+    def measure_sensitivity(self, dy: list[Array]) -> dict[str, float]:
+        """Return by how much each gradient changes if all inputs and parameters are rounded, in units of rounding."""
+        places = self.subject.places()
+        before = {name: z.copy() for name, z in places.items()}
+        for z in places.values():
+            z *= 1 + self.eps * np.asarray(self.rng.choice([-1, 1], z.shape), z.dtype)
+        try:
+            self.subject.forward()
+            rounded = self.subject.backward(dy, self.subject.no_gradients())
+        finally:
+            for name, z in places.items():
+                z[...] = before[name]
+        return {
+            name: float(np.linalg.norm((rounded[name] - dz).astype(np.float64))) / self.eps
+            for name, dz in self.claims.items()
+        }
 
     def complex_step(self, name: str, differences: Measured) -> Measured | None:
         """Return J v by the complex step, or None, for the whole check, if the layer can't take it."""
@@ -148,7 +171,7 @@ class Comparison:
             return closer
         fault = name_the_fault(dz, v, j, self.dy, self.shapes_by_name())
         if oracle == "differences" and has_kink(self.subject.vector, z, v[worst % len(v)].reshape(z.shape)):
-            fault = "has a kink within the step: take other inputs"
+            fault = KINK
         return dataclasses.replace(row, fault=fault)
 
     def look_closer(self, oracle: str, name: str, dz: Array) -> Row:
@@ -191,7 +214,7 @@ class Comparison:
     def bound(self, oracle: str, name: str, measured: Measured, claim: Array) -> Array:
         """Return (2) in each direction, given the size of what is claimed."""
         per_unit = self.output_norm / element_size(self.subject.places()[name])
-        sizes = norms(measured.j) + claim + per_unit + 0.1
+        sizes = norms(measured.j) + claim + per_unit + self.sensitivity[name] + 0.1
         return measured.curvature + ROUNDINGS * self.precision[oracle] * sizes  # (2)
 
 

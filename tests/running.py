@@ -1,0 +1,12 @@
+"""Running the scripts as a user does: in another process."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+
+
+def run(script, *args, **kwargs):
+    command = [sys.executable, SCRIPTS / script, *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=120, **kwargs)
