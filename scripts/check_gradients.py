@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+import numpygpt
 from numpygpt import TransformerConfig, TransformerLM, layers
 from numpygpt.array import Array, check_not_negative, check_positive
 from numpygpt.cli import fail, run
@@ -194,8 +195,9 @@ def load(path: str) -> Callable[..., Case]:
 
 def where(error: Exception) -> str:
     """Return the last line of code that is not numpygpt's or NumPy's on the way to an error."""
+    packages = {Path(package.__file__).parent for package in (numpygpt, np)}
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [f for f in frames if not {"numpygpt", "numpy"} & set(Path(f.filename).parts)]
+    theirs = [frame for frame in frames if packages.isdisjoint(Path(frame.filename).parents)]
     return f"{theirs[-1].filename}, line {theirs[-1].lineno}"
 
 

@@ -13,8 +13,8 @@ are computed in some steps, each of them rounded to a relative precision $\rho$:
 complex step and in backward, $\epsilon^{2/3}$ in a difference. Room is left for a hundred roundings, and
 
 - a tenth for numbers near 1 that cancel on the way (as $1 + \tanh u$ in GELU's tail),
-- $\sigma = |\Delta \bar z|/\epsilon$ for what rounding the inputs does to the gradient, which is measured by moving each
-  by one unit in its last place (LayerNorm of nearly equal features magnifies it),
+- $\sigma = |\Delta \bar z|/\epsilon$ for what rounding the inputs does to the gradient, which is measured by moving
+  each by one unit in its last place (LayerNorm of nearly equal features magnifies it),
 - $\kappa$ for what a difference says of its own error in $h$ (where $f$ bends sharply, it knows less).
 
 With $|z|$ the size of an element,
