@@ -195,7 +195,7 @@ def load(path: str) -> Callable[..., Case]:
 
 def where(error: Exception) -> str:
     """Return the last line of code that is not numpygpt's or NumPy's on the way to an error."""
-    packages = {Path(package.__file__).parent for package in (numpygpt, np)}
+    packages = {Path(inspect.getfile(package)).parent for package in (numpygpt, np)}
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if packages.isdisjoint(Path(frame.filename).parents)]
     return f"{theirs[-1].filename}, line {theirs[-1].lineno}"
