@@ -13,7 +13,7 @@ def randomise(module, rng):
 
 
 def deviation(ours, theirs):
-    """The largest difference, relative to the scale of the array. Torch's tensors are arrays too."""
+    """The largest difference, relative to the largest number if that exceeds 1. Torch's tensors are arrays too."""
     ours, theirs = (np.asarray(x.detach() if hasattr(x, "detach") else x, np.float64) for x in (ours, theirs))
     assert ours.shape == theirs.shape
     return float(np.max(np.abs(ours - theirs), initial=0)) / max(1.0, float(np.max(np.abs(theirs), initial=0)))

@@ -1,8 +1,8 @@
 """Equations as functions, their values, and the claims among them that SymPy proves.
 
-A class of equations (equations.py has them all) is a namespace, not something to make objects of. Each of its
-functions is one quantity. It takes the quantities it is computed from by their names, its docstring is the LaTeX it
-stands for, and its body is the same in Python, for symbols and numbers alike. One without a docstring is what the
+A class of equations (the package `equations` has them all) is a namespace, not something to make objects of. Each of
+its functions is one quantity. It takes the quantities it is computed from by their names, its docstring is the LaTeX
+it stands for, and its body is the same in Python, for symbols and numbers alike. One without a docstring is what the
 text says between two equations. A decorator makes a claim: this quantity is a gradient, a derivative, or equal to
 another one. The rest are definitions.
 """
@@ -12,7 +12,24 @@ import math
 from collections import defaultdict
 
 import numpy as np
-from sympy import Add, Dummy, Expr, Float, Function, Mul, Pow, Symbol, exp, expand, numer, oo, rem, sympify, together
+from sympy import (
+    Add,
+    Dummy,
+    Expr,
+    Float,
+    Function,
+    Mul,
+    Pow,
+    Symbol,
+    exp,
+    expand,
+    numer,
+    oo,
+    ordered,
+    rem,
+    sympify,
+    together,
+)
 
 
 def table(formula, *sizes):
@@ -84,7 +101,7 @@ def gradient(name, of=None, beside=()):
 
 
 def derivative(of, by, same=0):
-    """Claim the derivatives of a quantity's elements by those of another: all, or those that share `same` indices."""
+    """Claim the derivatives of a quantity by another: all, or those whose elements share the first `same` indices."""
 
     def expected_from(equations, known):
         z = known[by] = symbols_for(by, equations, known)
@@ -115,9 +132,23 @@ def derivatives(y, z):
     return table(lambda *i: sympify(y).diff(z[i]) if z[i].is_Symbol else 0, *z.shape)
 
 
-def zero(expressions):
-    """Whether every expression is identically 0."""
-    return all(is_zero(sympify(e)) for e in np.asarray(expressions, object).flat)
+def remainder(equations, name, known):
+    """Return what the named quantity states less what SymPy derives: zeros, if its claim is right."""
+    known = {**known, **getattr(equations, "held", {})}
+    derived = getattr(equations, name).expected_from(equations, known)
+    stated = value(equations, name, known)
+    assert np.shape(stated) == np.shape(derived), f"{name} has shape {np.shape(stated)}, not {np.shape(derived)}"
+    return np.asarray(stated - derived, object)
+
+
+def all_zero(expressions):
+    """Whether every expression is identically 0: a proof."""
+    return all(is_zero(sympify(e)) for e in expressions.flat)
+
+
+def some_nonzero(expressions):
+    """Whether one isn't 0 at random numbers: a disproof, which is more than a proof that isn't found."""
+    return any(differs_from_zero(sympify(e)) for e in expressions.flat)
 
 
 def is_zero(e):
@@ -139,29 +170,17 @@ def is_zero(e):
     return expand(e) == 0
 
 
-def proved(equations, name, known):
-    """Whether what the named quantity claims is what SymPy derives."""
-    return zero(stated_less_derived(equations, name, known))
-
-
-def disproved(equations, name, known):
-    """Whether what it claims is false at random numbers: more than a proof that isn't found."""
-    return any(differs_from_zero(sympify(e)) for e in stated_less_derived(equations, name, known).flat)
-
-
-def stated_less_derived(equations, name, known):
-    known = {**known, **getattr(equations, "held", {})}
-    derived = getattr(equations, name).expected_from(equations, known)
-    stated = value(equations, name, known)
-    assert np.shape(stated) == np.shape(derived), f"{name} has shape {np.shape(stated)}, not {np.shape(derived)}"
-    return np.asarray(stated - derived, object)
-
-
 def differs_from_zero(e):
     rng = np.random.default_rng(0)
-    e = e.xreplace({symbol: Float(rng.uniform(0.1, 0.9)) for symbol in e.free_symbols})
-    unknown = {f: Float(rng.uniform(0.1, 0.9)) for f in e.atoms(Function) if not f.evalf().is_Number}
+    e = e.xreplace({symbol: drawn(symbol, rng) for symbol in ordered(e.free_symbols)})
+    unknown = {f: Float(rng.uniform(0.1, 0.9)) for f in ordered(e.atoms(Function)) if not f.evalf().is_Number}
     return abs(e.xreplace(unknown).evalf()) > 1e-6
+
+
+def drawn(symbol, rng):
+    """Return a random number for a symbol, to 30 digits: those that are positive are below 1."""
+    x = rng.uniform(0.1, 0.9)
+    return Float(x if symbol.is_positive else -x if symbol.is_negative else rng.standard_normal(), 30)
 
 
 def differences(equations, known):
@@ -172,18 +191,21 @@ def differences(equations, known):
         name: (answer, as_floats(np.asarray(value(equations, name, known), object)))
         for name, answer in equations.code(**arguments).items()
     }
-    return [name for name, pair in pairs.items() if not np.allclose(*pair, rtol=1e-12, atol=1e-12)]
+    return [name for name, pair in pairs.items() if not agree(*pair)]
+
+
+def agree(a, b):
+    return np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
 def numbers(known, rng):
-    """Return what is known as numbers of 30 digits, random ones for symbols: those that are positive below 1."""
-    drawn = {}
+    """Return what is known as numbers of 30 digits, random ones for symbols."""
+    values = {}
 
     def number(z):
-        if isinstance(z, Symbol) and z not in drawn:
-            x = rng.uniform(0.1, 0.9)
-            drawn[z] = Float(x if z.is_positive else -x if z.is_negative else rng.standard_normal(), 30)
-        return drawn[z] if isinstance(z, Symbol) else z.evalf(30) if isinstance(z, Expr) else z
+        if isinstance(z, Symbol):
+            return values[z] if z in values else values.setdefault(z, drawn(z, rng))
+        return z.evalf(30) if isinstance(z, Expr) else z
 
     def all_numbers(z):
         symbolic = isinstance(z, np.ndarray) and z.dtype == object

@@ -257,7 +257,10 @@ def test_the_two_layouts_of_rope_differ_by_an_order_of_rows(case):
 
 
 def assert_unchanged_by(rules, model, ids, targets):
-    """All is the same with the factors of the rules on the weights, and the loss has no slope along them."""
+    """All is the same with the factors of the rules on the weights, and the loss has no slope along them.
+
+    No two rules are about the same array.
+    """
     logits, loss, grads = run(model, ids, targets)
     weights = model.state_dict()
     other = like(model, transform(weights, rules, np.multiply))

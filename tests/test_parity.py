@@ -1,6 +1,6 @@
 """Every layer, the whole model and the optimiser agree with PyTorch's autograd, in float64.
 
-The references are a second writing of everything, from the formulas: no line of the package is used in them.
+The references are a second writing of everything, from the formulas. Of the package they use the config alone.
 """
 
 import itertools
@@ -447,7 +447,7 @@ def assert_biases_where_they_belong(config, w):
 
 
 @pytest.mark.parametrize("config", list(all_configs()), ids=name_of)
-def test_model(config):
+def test_model(config, unchecked):
     rng = np.random.default_rng(3)
     model, cross_entropy = TransformerLM(config, **F64), CrossEntropy(ignore_index=-1)
     randomise(model, rng)

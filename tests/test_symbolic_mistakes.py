@@ -3,7 +3,13 @@
 import equations as eq
 import numpy as np
 import pytest
-from symbolic import cases, claims, delta, differences, disproved, proved, table, value
+from equations.activation import sigma
+from equations.attention import G, R, d_k
+from equations.feedforward import each
+from equations.optim import series
+from equations.position import in_place
+from equations.sizes import D, F, N, T, V
+from symbolic import all_zero, cases, claims, delta, differences, remainder, some_nonzero, table, value
 from sympy import cos, exp, sin, sqrt
 
 
@@ -18,15 +24,14 @@ def r_of(eps, x):
 
 
 def turned(R, phi, dy1, dy2, pairs):
-    return eq.in_place(eq.RoPE.y_pairs(R, phi, dy1, dy2), pairs)
+    return in_place(eq.RoPE.y_pairs(R, phi, dy1, dy2), pairs)
 
 
 def by_r_and_g(z):
-    return table(lambda g, r, t, d: z[t, (r * eq.G + g) * eq.d_k + d], eq.G, eq.R, eq.T, eq.d_k)
+    return table(lambda g, r, t, d: z[t, (r * G + g) * d_k + d], G, R, T, d_k)
 
 
 def by_one_head(groups, do):
-    T = eq.T
     heads = [dict(known, q=known["q"][:T], visible=known["visible"][:T], do=do[g, 0]) for g, known in enumerate(groups)]
     return np.array([value(eq.Attention, "dk", head) for head in heads])
 
@@ -34,7 +39,7 @@ def by_one_head(groups, do):
 WRONG = [
     wrong("one position only", (eq.Linear, "dW"), lambda dy, x: np.outer(dy[0], x[0])),
     wrong("one output only", (eq.Linear, "dx"), lambda dy, W: np.outer(dy[:, 0], W[0])),
-    wrong("every output by every bias", (eq.Linear, "dy_db"), lambda b: table(lambda n, o, p: 1, eq.N, eq.F, eq.F)),
+    wrong("every output by every bias", (eq.Linear, "dy_db"), lambda b: table(lambda n, o, p: 1, N, F, F)),
     wrong("the last of equal ids only", (eq.Embedding, "dW_scattered"), lambda dy: np.array([dy[1], 0 * dy[0], dy[2]])),
     wrong("the row before", (eq.Embedding, "row"), lambda v_, W: W[v_ - 1]),
     wrong("the term along h dropped", (eq.RMSNorm, "dx"), lambda r, dh: r[:, None] * dh),
@@ -47,7 +52,7 @@ WRONG = [
     wrong(
         "k for c",
         (eq.RMSNorm, "dh_dx"),
-        lambda r, h: table(lambda n, k, c: r[n] * (delta(k, c) - h[n, k] ** 2 / eq.D), eq.N, eq.D, eq.D),
+        lambda r, h: table(lambda n, k, c: r[n] * (delta(k, c) - h[n, k] ** 2 / D), N, D, D),
     ),
     wrong("m dropped", (eq.LayerNorm, "dx"), lambda r, dh, s, h: r[:, None] * (dh - s[:, None] * h)),
     wrong("s dropped", (eq.LayerNorm, "dx"), lambda r, dh, m: r[:, None] * (dh - m[:, None])),
@@ -55,19 +60,19 @@ WRONG = [
     wrong("divided by D - 1", (eq.LayerNorm, "du"), lambda dh, h: np.sum(dh * h, axis=1) / 2, in_place_of="s"),
     wrong("the average dropped", (eq.Softmax, "dx"), lambda p, dp: p * dp),
     wrong("every score has the same weight", (eq.Softmax, "dx"), lambda p, dp: p * (dp - np.mean(dp))),
-    wrong("s for k", (eq.Softmax, "dp_dx"), lambda p: table(lambda k, s: p[s] * (delta(k, s) - p[s]), eq.D, eq.D)),
-    wrong("+ for -", (eq.Softmax, "dp_dx"), lambda p: table(lambda k, s: p[s] * (delta(k, s) + p[k]), eq.D, eq.D)),
+    wrong("s for k", (eq.Softmax, "dp_dx"), lambda p: table(lambda k, s: p[s] * (delta(k, s) - p[s]), D, D)),
+    wrong("+ for -", (eq.Softmax, "dp_dx"), lambda p: table(lambda k, s: p[s] * (delta(k, s) + p[k]), D, D)),
     wrong("not divided by N", (eq.CrossEntropy, "dx"), lambda a, dL, dell_dx: (a * dL)[:, None] * dell_dx),
     wrong("the ignored count", (eq.CrossEntropy, "dx"), lambda a, dL, dell_dx: dL * dell_dx / sum(a)),
     wrong("the target not taken off", (eq.CrossEntropy, "dell_dx"), lambda p: p),
-    wrong("+ for -", (eq.CrossEntropy, "dell_dx"), lambda p, y: p + np.eye(eq.V, dtype=int)[y]),
+    wrong("+ for -", (eq.CrossEntropy, "dell_dx"), lambda p, y: p + np.eye(V, dtype=int)[y]),
     wrong("f for f'", (eq.Activation, "dx"), lambda dy, y: dy * y),
     wrong("passes all", (eq.ReLU, "slope"), lambda x: 1),
     wrong("passes none", (eq.ReLU, "slope"), lambda x: 0),
     wrong("+ for -", (eq.Sigmoid, "slope"), lambda y: y * (1 + y)),
     wrong("y of x", (eq.Sigmoid, "slope"), lambda x: x * (1 - x)),
-    wrong("x dropped", (eq.SiLU, "slope"), lambda x: eq.sigma(x) * (2 - eq.sigma(x))),
-    wrong("second term dropped", (eq.SiLU, "slope"), lambda x: eq.sigma(x)),
+    wrong("x dropped", (eq.SiLU, "slope"), lambda x: sigma(x) * (2 - sigma(x))),
+    wrong("second term dropped", (eq.SiLU, "slope"), lambda x: sigma(x)),
     wrong("second term dropped", (eq.GELU, "slope"), lambda cdf: cdf),
     wrong("x dropped", (eq.GELU, "slope"), lambda cdf, pdf: cdf + pdf),
     wrong("not divided by the root", (eq.GELU, "slope"), lambda x: exp(-(x**2) / 2), in_place_of="pdf"),
@@ -78,7 +83,7 @@ WRONG = [
         lambda tau, x, du_dx: (1 + tau + x * (1 - tau) * du_dx) / 2,
     ),
     wrong("f' dropped", (eq.FeedForward, "du"), lambda dh: dh),
-    wrong("f' of h", (eq.FeedForward, "du"), lambda dh, f1, h: dh * eq.each(f1, h)),
+    wrong("f' of h", (eq.FeedForward, "du"), lambda dh, f1, h: dh * each(f1, h)),
     wrong("the value's path dropped", (eq.GLU, "dx"), lambda W1, du: W1.T @ du),
     wrong("the gate's path dropped", (eq.GLU, "dx"), lambda W3, dv: W3.T @ dv),
     wrong("the factors exchanged", (eq.GLU, "dv"), lambda dh, v: dh * v),
@@ -112,7 +117,7 @@ WRONG = [
     wrong("dy for dz", (eq.DecoderBlock, "dx_post"), lambda dz, f, x, dy_post: dz + f.J(x).T @ dy_post),
     wrong("one power too many", (eq.Adam, "m_unrolled"), lambda b1, m: b1 * m),
     wrong("g for its square", (eq.Adam, "v_unrolled"), lambda b2, g: eq.Adam.m_unrolled(b2, g)),
-    wrong("one step late", (eq.Adam, "expected_m_is"), lambda b1, Eg: eq.series(lambda t, _: (1 - b1 ** (t - 1)) * Eg)),
+    wrong("one step late", (eq.Adam, "expected_m_is"), lambda b1, Eg: series(lambda t, _: (1 - b1 ** (t - 1)) * Eg)),
 ]
 
 
@@ -125,8 +130,8 @@ def mistaken(c, name, formula):
 @pytest.mark.parametrize(("c", "claim", "in_place_of", "formula"), WRONG)
 def test_a_wrong_formula_is_disproved_and_not_proved(c, claim, in_place_of, formula):
     changed = mistaken(c, in_place_of, formula)
-    assert any(disproved(changed, claim, known) for known in cases(c).values())
-    assert not all(proved(changed, claim, known) for known in cases(c).values())
+    remainders = [remainder(changed, claim, known) for known in cases(c).values()]
+    assert any(some_nonzero(r) for r in remainders) and not all(all_zero(r) for r in remainders)
 
 
 def test_every_class_has_its_wrong_formulas():
@@ -141,7 +146,7 @@ FORWARD = [
     wrong("not scaled", (eq.Attention, "a"), lambda q, k: q @ k.T),
     wrong("no mask", (eq.Attention, "m"), lambda a: a),
     wrong("no causal mask", (eq.MultiHeadAttention, "visible"), lambda mask: mask),
-    wrong("a key sees later queries", (eq.MultiHeadAttention, "visible"), lambda: np.tri(eq.T, dtype=bool).T),
+    wrong("a key sees later queries", (eq.MultiHeadAttention, "visible"), lambda: np.tri(T, dtype=bool).T),
     wrong("heads in the order (r, g)", (eq.MultiHeadAttention, "q_split"), lambda q: by_r_and_g(q)),
     wrong("the ignored count", (eq.CrossEntropy, "L"), lambda a, ell: sum(a * ell) / len(a)),
     wrong("eps outside the root", (eq.RMSNorm, "r"), lambda eps, x: 1 / (eps + 1 / r_of(0, x))),

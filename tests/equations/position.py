@@ -1,0 +1,146 @@
+"""Positions: sines and cosines added, rows of a table added, and RoPE's turns in both layouts."""
+
+import numpy as np
+from symbolic import gradient, table
+from sympy import Integer, Rational, cos, sin
+
+from equations.sizes import D, T, V, positive, symbols
+from numpygpt import layers
+
+
+class SinusoidalPositions:
+    of = layers.SinusoidalPositions
+    output = "y"
+    given = dict(x=symbols("x", T, D), dy=symbols("dy", T, D))
+
+    def P_even():
+        r"""P_{t,2i} = \sin\big(t / 10000^{2i/D}\big), \qquad"""
+        return table(lambda t, i: sin(t / 10000 ** Rational(2 * i, D)), T, (D + 1) // 2)
+
+    def P_odd():
+        r"""P_{t,2i+1} = \cos\big(t / 10000^{2i/D}\big) \tag{1}"""
+        return table(lambda t, i: cos(t / 10000 ** Rational(2 * i, D)), T, D // 2)
+
+    def P(P_even, P_odd):
+        return table(lambda t, c: (P_odd if c % 2 else P_even)[t, c // 2], T, D)
+
+    def y(x, P):
+        r"""y_{tc} = x_{tc} + P_{tc} \tag{2}"""
+        return table(lambda t, c: x[t, c] + P[t, c], T, D)
+
+    @gradient("x")
+    def dx(dy):
+        r"""\bar x = \bar y \tag{3}"""
+        return dy
+
+    def code(x, dy):
+        layer = layers.SinusoidalPositions(T, D, dtype=np.float64)
+        return {"y": layer(x, np.arange(T)), "dx": layer.backward(dy)}
+
+
+class LearnedPositions:
+    of = layers.LearnedPositions
+    output = "y"
+    given = dict(x=symbols("x", 3, D), P=symbols("P", V, D), t_=np.array([2, 0, 2]), dy=symbols("dy", 3, D))
+
+    def y(x, P, t_):
+        r"""y_{nc} = x_{nc} + P_{t_n c} \tag{1}"""
+        return table(lambda n, c: x[n, c] + P[t_[n], c], 3, D)
+
+    @gradient("x")
+    def dx(dy):
+        r"""\bar x_{nc} = \bar y_{nc}, \qquad"""
+        return table(lambda n, c: dy[n, c], 3, D)
+
+    @gradient("P")
+    def dP(t_, dy):
+        r"""\bar P_{tc} = \sum_{n:\, t_n = t} \bar y_{nc} \tag{2}"""
+        return table(lambda t, c: sum(dy[n, c] for n in range(3) if t_[n] == t), V, D)
+
+    def code(x, P, t_, dy):
+        layer = layers.LearnedPositions(V, D, dtype=np.float64)
+        layer.embeddings.weight.value = P
+        return {"y": layer(x, t_), "dx": layer.backward(dy), "dP": layer.embeddings.weight.grad}
+
+
+class RoPE:
+    of = layers.RotaryPositionalEmbedding
+    output = "y"
+    given = dict(
+        x=symbols("x", T, 4),
+        t_=np.array([Integer(1), Integer(3)]),
+        theta=positive("theta"),
+        d_k=4,
+        dy=symbols("dy", T, 4),
+    )
+    cases = {layout: dict(layout=layout) for layout in ("interleaved", "half")}
+
+    def pairs(layout, d_k):
+        half = d_k // 2
+        return [(2 * i, 2 * i + 1) if layout == "interleaved" else (i, i + half) for i in range(half)]
+
+    def x1(x, pairs):
+        return x[:, [first for first, _ in pairs]]
+
+    def x2(x, pairs):
+        return x[:, [second for _, second in pairs]]
+
+    def phi(t_, theta, d_k):
+        r"""\phi_{ti} = t\; \theta^{-2i/d_k} \tag{1}"""
+        return table(lambda t, i: t_[t] * theta ** Rational(-2 * i, d_k), len(t_), d_k // 2)
+
+    def y_pairs(R, phi, x1, x2):
+        r"""\begin{pmatrix} y_1 \\ y_2 \end{pmatrix} = R(\phi) \begin{pmatrix} x_1 \\ x_2 \end{pmatrix}, \qquad"""
+        turned = [R(angle) @ [a, b] for angle, a, b in zip(phi.flat, x1.flat, x2.flat, strict=True)]
+        return np.array(turned).reshape(*phi.shape, 2)
+
+    def R():
+        r"""R(\phi) = \begin{pmatrix} \cos\phi & -\sin\phi \\ \sin\phi & \cos\phi \end{pmatrix} \tag{2}"""
+        return lambda phi: np.array([[cos(phi), -sin(phi)], [sin(phi), cos(phi)]])
+
+    def y(y_pairs, pairs):
+        return in_place(y_pairs, pairs)
+
+    def dy1(dy, pairs):
+        return RoPE.x1(dy, pairs)
+
+    def dy2(dy, pairs):
+        return RoPE.x2(dy, pairs)
+
+    @gradient("x1")
+    def dx1_first(dy1, dy2, y_pairs, x1):
+        r"""\bar x_1 = \bar y_1 \frac{\partial y_1}{\partial x_1} + \bar y_2 \frac{\partial y_2}{\partial x_1}"""
+        y1, y2 = y_pairs[..., 0], y_pairs[..., 1]
+        return table(lambda *i: dy1[i] * y1[i].diff(x1[i]) + dy2[i] * y2[i].diff(x1[i]), *x1.shape)
+
+    @gradient("x1")
+    def dx1(phi, dy1, dy2):
+        r"""= \cos\phi\; \bar y_1 + \sin\phi\; \bar y_2, \qquad"""
+        return table(lambda *i: cos(phi[i]) * dy1[i] + sin(phi[i]) * dy2[i], *phi.shape)
+
+    @gradient("x2")
+    def dx2(phi, dy1, dy2):
+        r"""\bar x_2 = -\sin\phi\; \bar y_1 + \cos\phi\; \bar y_2 \tag{3}"""
+        return table(lambda *i: -sin(phi[i]) * dy1[i] + cos(phi[i]) * dy2[i], *phi.shape)
+
+    @gradient("x")
+    def dx_transposed(R, phi, dy1, dy2, pairs):
+        r"""\bar x = R(\phi)^\top \bar y"""
+        return in_place(RoPE.y_pairs(lambda angle: R(angle).T, phi, dy1, dy2), pairs)
+
+    @gradient("x")
+    def dx(R, phi, dy1, dy2, pairs):
+        r"""= R(-\phi)\, \bar y \tag{4}"""
+        return in_place(RoPE.y_pairs(R, -phi, dy1, dy2), pairs)
+
+    def code(x, t_, theta, d_k, layout, dy):
+        layer = layers.RotaryPositionalEmbedding(theta, d_k, 4, layout, dtype=np.float64)
+        return {"y": layer(x, t_.astype(int)), "dx": layer.backward(dy)}
+
+
+def in_place(values, pairs):
+    """Return the two values of each pair as the features that they are."""
+    features = np.empty((len(values), 2 * len(pairs)), object)
+    for i, pair in enumerate(pairs):
+        features[:, pair] = values[:, i]
+    return features
