@@ -70,11 +70,11 @@ def lower(spelled: str) -> Product | None:
     inputs, output = spelled.split("->")
     a, _, b = inputs.partition(",")
     batch = [x for x in output if x in a and x in b]
-    row = [x for x in output if x in a and x not in b]
-    column = [x for x in output if x in b and x not in a]
-    summed = [x for x in dict.fromkeys(a) if x in b and x not in output]
-    # A letter that stands twice in one operand, or is summed in one alone, fits no part.
-    every_letter_fits = len(a) == len(batch + row + summed) and len(b) == len(batch + summed + column)
+    row = [x for x in output if x not in b]
+    column = [x for x in output if x not in a]
+    summed = [x for x in dict.fromkeys(a) if x not in output]
+    # A letter that stands twice in one operand, is summed in one alone, or is in neither, fits no part.
+    every_letter_fits = sorted(a) == sorted(batch + row + summed) and sorted(b) == sorted(batch + summed + column)
     if not summed or not (row or column) or not every_letter_fits:
         return None
     return Product(

@@ -26,11 +26,11 @@ def finite_squared_norm(vectors: list[Span]) -> float:
     for span in vectors:
         with np.errstate(over="ignore", invalid="ignore"):  # looked into on the next line
             square = float(np.dot(span.grad, span.grad))
-        if not math.isfinite(square) and not bool(np.all(np.isfinite(span.grad))):
-            inside = [p for p in span.buffer.parameters if span.start <= p.offset < span.stop]
-            bad = [p for p in inside if not bool(np.all(np.isfinite(p.grad)))]
+        if not math.isfinite(square) and not np.all(np.isfinite(span.grad)):
+            from_here = (p for p in span.buffer.parameters if p.offset >= span.start)
+            bad = next(p for p in from_here if not np.all(np.isfinite(p.grad)))
             raise FloatingPointError(
-                f"the gradient of {bad[0].name or 'a parameter'} {bad[0].shape} is not finite; nothing was changed"
+                f"the gradient of {bad.name or 'a parameter'} {bad.shape} is not finite; nothing was changed"
             )
         total += square
     return total
@@ -65,7 +65,7 @@ def clip_grad_norm(parameters: Iterable[Parameter], max_norm: float) -> float:
     if norm > max_norm:
         for span in vectors:
             grad = span.grad
-            grad *= float(max_norm / norm)  # (2)
+            grad *= max_norm / norm  # (2)
     return norm
 
 
@@ -152,7 +152,7 @@ class Adam:
 
     def update(self, p: Array, g: Array, m: Array, v: Array, decay: float) -> None:
         """Update one piece in place, the gradient excepted."""
-        (beta1, beta2), lr = self.betas, float(self.lr)
+        (beta1, beta2), lr = self.betas, self.lr
         if decay and not self.decoupled:
             g = g + decay * p
         m *= beta1

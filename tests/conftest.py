@@ -1,4 +1,4 @@
-"""Types and shapes of every signature are checked while tests run, and Hypothesis has two profiles, quick and deep."""
+"""Types and shapes of every signature are checked while tests run, and Hypothesis has a quick and a deep profile."""
 
 import os
 import typing
@@ -6,14 +6,17 @@ import typing
 import jaxtyping
 import pytest
 from beartype import BeartypeConf, beartype
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 jaxtyping.install_import_hook("numpygpt", "conftest.check_types")  # before anything imports numpygpt
 
 
 def check_types(function):
-    """Apply beartype, where an int is a float too; `Self` it would only know in a class that it decorates itself."""
-    if typing.Self in function.__annotations__.values():
+    """Apply beartype, where an int is a float too; `Self` it would only know in a class that it decorates itself.
+
+    Not to a function inside another, which is made anew, and would be decorated anew, at every call of that.
+    """
+    if typing.Self in function.__annotations__.values() or "<locals>" in function.__qualname__:
         return function
     return beartype(function, conf=BeartypeConf(is_pep484_tower=True))
 
@@ -21,6 +24,9 @@ def check_types(function):
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("quick", max_examples=25, derandomize=True, **COMMON)
 settings.register_profile("deep", max_examples=1000, **COMMON)
+# For scripts/mutate_gradients.py, which asks whether a test fails, and not for the smallest example that makes it fail.
+FIRST = {"phases": [Phase.explicit, Phase.generate], "report_multiple_bugs": False}
+settings.register_profile("mutants", settings.get_profile("quick"), **FIRST)
 
 
 def pytest_addoption(parser):

@@ -65,8 +65,22 @@ def test_no_legal_score_however_low_lets_a_hidden_key_leak(dtype):
 
 def test_scores_are_divided_by_the_root_of_the_head_width():
     rng = np.random.default_rng(0)
-    q, k, v = rng.standard_normal((3, 2, 9))
-    np.testing.assert_allclose(ScaledDotProductAttention()(q, k, v), Softmax()(q @ k.T / 3) @ v)
+    q, k, v = rng.standard_normal((3, 2, 5, 9))
+    np.testing.assert_allclose(ScaledDotProductAttention()(q, k, v), Softmax()(q @ k.swapaxes(1, 2) / 3) @ v)
+
+
+@pytest.mark.parametrize(("mask", "kind"), [(np.ones((3, 3)), "float64"), ("causal", "str")])
+def test_a_mask_that_is_not_boolean_is_refused_by_its_kind(mask, kind, unchecked):
+    x = np.ones((3, 4), np.float32)
+    for layer, arguments in ((ScaledDotProductAttention(), (x, x, x)), (MultiHeadAttention(4, 2), (x,))):
+        with pytest.raises(TypeError, match=f"mask must be a boolean array.*, not {kind}$"):
+            layer.forward(*arguments, mask=mask)
+
+
+@pytest.mark.parametrize("t", [np.array([0]), np.array([0, 1]), np.array([0.0, 1, 2]), np.array([True] * 3)])
+def test_positions_that_are_not_one_integer_for_each_token_are_refused(t, unchecked):
+    with pytest.raises(ValueError, match=rf"each of the 3 positions.*not {t.dtype} of shape \({t.size},\)"):
+        MultiHeadAttention(4, 2).forward(np.ones((2, 3, 4), np.float32), t)
 
 
 @st.composite

@@ -88,6 +88,10 @@ def test_targets_must_be_integers(unchecked):
         CrossEntropy()(np.zeros((1, 5)), np.zeros(1))
 
 
+def test_the_loss_is_a_number_of_python():
+    assert type(CrossEntropy()(np.ones((2, 3), np.float32), np.array([0, 1]))) is float
+
+
 def test_the_mean_divides_by_the_full_count():
     # karpathy/nanoGPT#605 is wrong as filed: every counted position weighs 1/N
     logits = np.random.default_rng(0).standard_normal((2, 3, 5))

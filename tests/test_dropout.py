@@ -27,10 +27,20 @@ def test_backward_uses_the_mask_of_its_forward():
     assert 0 in y and np.array_equal(layer.backward(x), y)
 
 
+def test_a_draw_of_exactly_p_is_kept():
+    class Drawn:
+        def random(self, shape, dtype):
+            return np.array([0.25, 0.5, 0.75], dtype)
+
+    layer = Dropout(0.5)
+    layer.rng = Drawn()
+    assert layer(np.ones(3)).tolist() == [0, 2, 2]  # draws are in [0, 1): half of them are below 0.5
+
+
 @pytest.mark.parametrize("layer", [Dropout(0.5, rng=0).eval(), Dropout(0.0, rng=0)])
 def test_evaluation_and_p_zero_are_the_identity(layer):
     x = np.random.default_rng(0).standard_normal((3, 4))
-    assert np.array_equal(layer(x), x) and np.array_equal(layer.backward(x), x)
+    assert layer(x) is x and layer.backward(x) is x  # no draws, no products
 
 
 def test_masks_come_from_the_layers_own_generator():

@@ -51,6 +51,10 @@ def test_every_notation_agrees_with_numpy(notation, rng, leading, data):
     assert all(map(np.array_equal, operands, before))
 
 
+def test_an_ellipsis_in_the_output_alone_stands_for_no_axes():
+    assert einsum("ab,b->...a", np.ones((2, 3)), np.ones(3)).tolist() == [3, 3]
+
+
 def test_float32_stays_float32():
     x = np.ones((2, 3), np.float32)
     assert einsum("...i,oi->...o", x, x).dtype == einsum("...c->c", x).dtype == np.float32
@@ -79,6 +83,8 @@ def test_a_matrix_times_a_vector_is_a_matrix_product_too():
         ("...i,...i->...", [(2, 3), (3,)], "for 1 and for 0 axes"),
         ("ij,jk", [(2, 3), (3, 4)], "'ij,jk' must have an output"),
         ("ij,jk->ik", [(2, 3)], "1 operands"),
+        ("ij,jk->ikz", [(2, 3), (3, 4)], "'z' which never appeared"),
+        ("ij,jk->iik", [(2, 3), (3, 4)], "'i'.*(more than once|multiple times)"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused_by_name(notation, shapes, named):

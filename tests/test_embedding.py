@@ -24,6 +24,13 @@ def test_every_repeat_counts():
     assert layer.weight.grad.tolist() == [[2, 2], [1, 1], [0, 0]]
 
 
+def test_float16_cotangents_are_not_summed_in_float16():
+    layer = Embedding(1, 1)
+    layer(np.array([0, 0]))
+    layer.backward(np.full((2, 1), 40_000, np.float16))
+    assert layer.weight.grad.item() == 80_000  # float16 ends at 65,504
+
+
 @given(rngs, batch_shapes, sizes, sizes)
 def test_the_sum_of_all_row_gradients_is_the_sum_of_the_cotangent(rng, shape, vocab_size, width):
     layer = Embedding(vocab_size, width, dtype=np.float64, rng=rng)

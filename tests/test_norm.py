@@ -93,6 +93,22 @@ def test_float16_is_computed_in_float32_and_returned_as_float16(norm):
 
 
 @both
+def test_float16_gains_and_cotangents_are_multiplied_in_float32(norm):
+    layer = norm(2, 1e-9, dtype=np.float16)
+    layer.weight.value = np.full(2, 1e-4, np.float16)
+    layer(np.array([1e-4, -1e-4], np.float16))
+    assert layer.backward(np.array([1e-4, 2e-4], np.float16)).any()  # in float16 their product is 0
+
+
+def test_float16_cotangents_are_summed_in_float32():
+    layer = LayerNorm(2)
+    x = np.ones((4096, 2), np.float16)
+    layer(x)
+    layer.backward(x)
+    assert layer.bias.grad.tolist() == [4096, 4096]  # in float16, 2048 + 1 = 2048
+
+
+@both
 def test_a_width_below_one_is_refused(norm):
     with pytest.raises(ValueError, match=r"d_model.*0"):
         norm(0)

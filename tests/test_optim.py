@@ -124,6 +124,17 @@ def test_a_gradient_that_is_not_finite_is_refused_by_name_before_anything_change
     assert params[0].grad.tolist() == [[1, 1, 1], [1, 1, 1]]
 
 
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_the_parameter_that_is_named_is_the_first_bad_one_of_those_optimised(bad):
+    before, after = one(0.0), one(0.0)
+    optimised = sorted(parameters(), key=lambda p: not p.decays)
+    FlatBuffer([before, *optimised, after])
+    for p in (before, *optimised[bad:], after):
+        p.grad += np.inf
+    with pytest.raises(FloatingPointError, match=rf"gradient of {optimised[bad].name} .*not finite"):
+        clip_grad_norm(optimised, 1.0)
+
+
 @kinds
 def test_a_finite_gradient_whose_square_overflows_is_refused_before_anything_changes(kind):
     p = one(1e30, dtype=np.float32)
@@ -142,12 +153,19 @@ def test_clipping_survives_squares_beyond_float32_and_keeps_the_direction(rng, s
         p.grad = rng.standard_normal(p.shape) * scale
     before = np.concatenate([p.grad.ravel() for p in params]).astype(float)
     norm = clip_grad_norm([*params, params[0]], max_norm)  # given twice, counted once
-    assert norm == pytest.approx(np.linalg.norm(before), rel=1e-5)
+    assert norm == pytest.approx(np.linalg.norm(before), rel=1e-5, abs=0)
     after = np.concatenate([p.grad.ravel() for p in params])
     if norm <= max_norm:
         assert np.array_equal(after, before.astype(np.float32))
     else:
         np.testing.assert_allclose(after, before / np.linalg.norm(before) * max_norm, rtol=1e-4, atol=1e-12)
+
+
+@pytest.mark.parametrize("gradient", [-1e30, -1e-30])
+def test_clipping_takes_the_size_of_a_negative_gradient_whose_square_is_none(gradient):
+    p = one(gradient, dtype=np.float32)
+    assert clip_grad_norm([p], abs(gradient) / 2) == pytest.approx(abs(gradient), rel=1e-6, abs=0)
+    assert p.grad.item() == pytest.approx(gradient / 2, rel=1e-6, abs=0)
 
 
 def test_clipping_leaves_a_gradient_within_the_bound_and_one_of_zeros_as_it_is():
@@ -185,6 +203,17 @@ def test_a_bound_that_is_not_positive_is_refused(max_norm):
 def test_a_bad_setting_is_refused(kind, setting, named):
     with pytest.raises(ValueError, match=named):
         kind([one(1.0)], **setting)
+
+
+@kinds
+@pytest.mark.parametrize("lr", [-0.1, float("nan"), float("inf")])
+def test_a_learning_rate_set_to_nonsense_is_refused_before_anything_changes(kind, lr):
+    p = one(1.0)
+    optimizer = kind([p], 0.1)
+    optimizer.lr = lr
+    with pytest.raises(ValueError, match=f"lr.*{lr}"):
+        optimizer.step()
+    assert optimizer.t == 0 and p.value[0] == 0 and not optimizer.m[0].any()
 
 
 @kinds
@@ -260,6 +289,11 @@ def test_the_rate_rises_to_its_peak_falls_to_its_floor_and_stays(drawn):
 def test_warm_up_and_decay_of_one_length():
     lr = [cosine_schedule(s, max_lr=0.3, min_lr=0.1, warmup_steps=4, decay_steps=4) for s in range(6)]
     assert lr == pytest.approx([0.075, 0.15, 0.225, 0.3, 0.1, 0.1]) and lr[3] == 0.3
+
+
+def test_a_peak_no_higher_than_the_floor_is_a_constant_rate_after_the_warm_up():
+    lr = [cosine_schedule(s, max_lr=0.2, min_lr=0.2, warmup_steps=2, decay_steps=4) for s in range(6)]
+    assert lr == [0.1, 0.2, 0.2, 0.2, 0.2, 0.2]
 
 
 def test_a_quarter_of_the_way_down_is_half_a_cosine():

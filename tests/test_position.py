@@ -1,6 +1,7 @@
 """Positions: sinusoidal, learned, rotary."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -110,6 +111,20 @@ each = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 def test_a_position_outside_the_table_is_refused_by_name(layer, bad):
     with pytest.raises(IndexError, match=rf"position {bad} is outside 0\.\.{LIMIT - 1}"):
         layer(np.ones((2, 4)), np.array([0, bad]))
+
+
+@each
+@pytest.mark.parametrize("width", [1, 3])
+def test_an_input_of_another_width_is_refused(layer, width, unchecked):
+    with pytest.raises(ValueError, match=rf"size 4.*\(3, {width}\)"):  # a width of 1 would be broadcast
+        layer.forward(np.ones((3, width)), np.arange(3))
+
+
+@each
+@pytest.mark.parametrize("shape", [(2,), (4,), (3, 3), (1, 2, 3)])
+def test_positions_that_do_not_broadcast_to_the_sequences_are_refused(layer, shape, unchecked):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(shape))} don't broadcast to.*\(2, 3\)"):
+        layer.forward(np.ones((2, 3, 4)), np.zeros(shape, int))
 
 
 @each

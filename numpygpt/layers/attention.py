@@ -16,7 +16,7 @@ from numpygpt.module import Module
 
 def check_mask(mask: Array) -> None:
     """Raise unless the mask is boolean: an additive one of 0 and -inf would be taken the other way round."""
-    if getattr(mask, "dtype", None) != np.dtype(bool):
+    if getattr(mask, "dtype", None) != np.bool:
         kind = getattr(mask, "dtype", type(mask).__name__)
         raise TypeError(f"mask must be a boolean array, true where a query may see a key, not {kind}")
 

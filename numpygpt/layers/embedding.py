@@ -52,7 +52,7 @@ class Embedding(Module):
         # the different ids 0..R-1, sum each (row, feature) cell with bincount, and add the sums to R different rows.
         token_ids, features = self.saved, self.weight.shape[1]
         check_cotangent(dy, (*token_ids.shape, features))
-        rows, row_of = np.unique(token_ids.reshape(-1), return_inverse=True)
+        rows, row_of = np.unique(token_ids, return_inverse=True)
         cells = row_of.reshape(-1, 1) * features + np.arange(features, like=row_of)
         sums = np.bincount(cells.reshape(-1), dy.reshape(-1))  # (2), in float64
-        self.weight.grad[rows] += sums.reshape(-1, features).astype(dy.dtype)
+        self.weight.grad[rows] += sums.reshape(-1, features)
