@@ -173,7 +173,9 @@ def reports_of_yours(make: Callable[..., Case], draws: int, seed: int) -> Iterat
     takes_a_generator = bool(inspect.signature(make).parameters)
     for i in range(draws if takes_a_generator else 1):
         case = make(np.random.default_rng((seed, i))) if takes_a_generator else make()
-        layer, *inputs = case if isinstance(case, tuple | list) else (case,)
+        layer, *inputs = case if isinstance(case, tuple | list) and case else (case,)
+        if not (hasattr(layer, "forward") and hasattr(layer, "backward")):
+            raise TypeError(f"it must return a layer and its inputs, and {layer!r} has no forward and backward")
         options = inputs.pop() if inputs and isinstance(inputs[-1], dict) else {}
         yield gradcheck(layer, *inputs, **{"seed": i, **options})
 
@@ -186,8 +188,8 @@ def load(path: str) -> Callable[..., Case]:
     sys.path.insert(0, os.getcwd())
     try:
         make = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        fail(f"--layer {path}: {error}")
+    except Exception as error:  # anything that somebody's module may raise
+        fail(f"--layer {path}: {type(error).__name__}: {error}")
     if not callable(make):
         fail(f"--layer {path}: {function} must be a function that returns a layer and its inputs")
     return make
@@ -211,7 +213,7 @@ def line(name: str, reports: list[Report], seconds: float) -> str:
         rows = [row for report in reports for row in report.rows if row.oracle == oracle]
         share = max((row.error / row.bound for row in rows), default=0.0)
         error = max((row.error for row in rows), default=0.0)
-        cells.append(f"{error:.1e} ({share:7.2%})" if rows else "-")
+        cells.append(f"{error:.1e} ({f'{share:.2%}' if share <= 1 else '> 100%':>7})" if rows else "-")
     gradients = sum(len({row.name for row in report.rows}) for report in reports)
     verdict = green("ok") if all(report.ok for report in reports) else red("WRONG")
     return f"{name:27}{len(reports):6}{gradients:10}   {cells[0]:18}{cells[1]:18}{seconds:6.1f} s  {verdict}"

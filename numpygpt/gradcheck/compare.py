@@ -10,7 +10,7 @@ $\bar z$ differs from the right one by some vector, which a random direction is 
 
 The bound follows from the arithmetic. Numbers of the size of $|Jv|$, of $|\bar z|$, and (per unit of $z$) of $|y|$
 are computed in some steps, each of them rounded to a relative precision $\rho$: that of the dtype, $\epsilon$, by the
-complex step and in backward, $\epsilon^{2/3}$ in a difference. Room is left for a hundred roundings, and
+complex step and in backward, $\epsilon|z|/h$ in a difference. Room is left for a hundred roundings, and
 
 - a tenth for numbers near 1 that cancel on the way (as $1 + \tanh u$ in GELU's tail),
 - $\sigma = |\Delta \bar z|/\epsilon$ for what rounding the inputs does to the gradient, which is measured by moving
@@ -35,21 +35,21 @@ import numpy as np
 
 from numpygpt.array import Array
 from numpygpt.gradcheck.diagnosis import name_the_fault, wrong_shape
-from numpygpt.gradcheck.oracles import by_complex_step, by_differences, element_size, has_kink
+from numpygpt.gradcheck.oracles import ROUNDINGS, by_complex_step, by_differences, element_size, has_kink
 from numpygpt.gradcheck.report import KINK, Row
 from numpygpt.gradcheck.subject import Subject
 
-ROUNDINGS = 100
 LOOK_CLOSER = 24  # elements of a large gradient that is wrong
 
 
-class Measured(NamedTuple):
+class Measurements(NamedTuple):
     """J v for some directions v."""
 
     elements: Array | None  # the elements that were moved, each by itself; None for random directions
     v: Array  # (directions, elements of z)
     j: Array  # (directions, elements of y)
-    curvature: Array  # (directions,): what the oracle itself says of its error
+    bend: Array  # (directions,): what the oracle itself says of its error in h
+    rho: Array  # (directions,): and of its rounding
 
 
 class Comparison:
@@ -69,7 +69,6 @@ class Comparison:
         self.dy = np.concatenate([c.reshape(-1) for c in dy]).astype(np.float64)
         self.output_norm = float(np.linalg.norm(subject.vector()))
         self.eps = float(np.finfo(subject.dtype()).eps)
-        self.precision = {"differences": self.eps ** (2 / 3), "complex step": self.eps}
         self.sensitivity = self.measure_sensitivity(dy)
         self.jacobians: list[dict[str, Array]] = []
         self.skipped = ""
@@ -99,14 +98,14 @@ class Comparison:
 
     # Measuring
 
-    def measure(self, oracle: str, name: str, v: Array, elements: Array | None) -> Measured:
+    def measure(self, oracle: str, name: str, v: Array, elements: Array | None) -> Measurements:
         """Return J v for each direction."""
         exact = oracle == "complex step"
         subject, method = (self.twin, by_complex_step) if exact else (self.subject, by_differences)
         z = subject.places()[name]
         with warnings.catch_warnings(action="error", category=np.exceptions.ComplexWarning):
             rows = [method(subject.vector, z, direction.reshape(z.shape)) for direction in v]
-        return Measured(elements, v, np.array([j for j, _ in rows]), np.array([error for _, error in rows]))
+        return Measurements(elements, v, *(np.array(column) for column in zip(*rows, strict=True)))
 
     def measure_sensitivity(self, dy: list[Array]) -> dict[str, float]:
         """Return by how much each gradient changes if all inputs and parameters are rounded, in units of rounding."""
@@ -125,7 +124,7 @@ class Comparison:
             for name, dz in self.claims.items()
         }
 
-    def complex_step(self, name: str, differences: Measured) -> Measured | None:
+    def complex_step(self, name: str, differences: Measurements) -> Measurements | None:
         """Return J v by the complex step, or None, for the whole check, if the layer can't take it."""
         if self.skipped:
             return None
@@ -134,7 +133,7 @@ class Comparison:
         except Exception as error:  # whatever somebody's layer may raise when it meets complex numbers
             self.skip(error)
             return None
-        bound = self.bound("differences", name, differences, norms(exact.j))
+        bound = self.bound(name, differences, norms(exact.j))
         if not np.all(norms(exact.j - differences.j) <= bound):
             self.skip(f"it disagrees with the differences of {name}; something in forward isn't analytic")
             return None
@@ -147,16 +146,16 @@ class Comparison:
 
     # Comparing
 
-    def row(self, oracle: str, name: str, measured: Measured) -> Row:
+    def row(self, oracle: str, name: str, measured: Measurements) -> Row:
         """Compare the claim with J v in each direction, and show the worst place."""
         z, dz = self.subject.places()[name], self.claims[name].astype(np.float64)
-        elements, v, j, _ = measured
+        elements, v, j, _, _ = measured
         expected, actual = j @ self.dy, v @ dz.reshape(-1)  # (1)
-        bound = self.bound(oracle, name, measured, np.linalg.norm(dz))
-        if elements is not None and len(elements) == z.size and self.dy.size <= self.elements:
+        bound = self.bound(name, measured, np.linalg.norm(dz))
+        if elements is not None and len(elements) == z.size and 0 < self.dy.size <= self.elements:
             claims = self.jacobian_of(name)
             expected, actual = np.append(expected, j.T), np.append(actual, claims)
-            bound = np.append(bound, self.bound(oracle, name, measured, norms(claims)[:, None]))
+            bound = np.append(bound, self.bound(name, measured, norms(claims)[:, None]))
         error = np.abs(expected - actual)
         worst = int(np.argmax(np.nan_to_num(error / bound, nan=np.inf)))
         moved = f"{len(v)} directions" if elements is None else f"{len(v)} of {z.size} elements"
@@ -211,11 +210,11 @@ class Comparison:
         outputs = dict(zip(self.names_of_outputs(), self.shapes, strict=True))
         return outputs | {name: x.shape for name, x in self.subject.floats().items()}
 
-    def bound(self, oracle: str, name: str, measured: Measured, claim: Array) -> Array:
+    def bound(self, name: str, measured: Measurements, claim: Array) -> Array:
         """Return (2) in each direction, given the size of what is claimed."""
         per_unit = self.output_norm / element_size(self.subject.places()[name])
         sizes = norms(measured.j) + claim + per_unit + self.sensitivity[name] + 0.1
-        return measured.curvature + ROUNDINGS * self.precision[oracle] * sizes  # (2)
+        return measured.bend + ROUNDINGS * measured.rho * sizes  # (2)
 
 
 def norms(rows: Array) -> Array:

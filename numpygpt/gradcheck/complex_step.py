@@ -8,7 +8,7 @@ from numpygpt.array import Array
 
 
 class ComplexFloat(float):
-    """The float that a complex number stands for, through sums, products and quotients."""
+    """The float that a complex number stands for, through sums, products, quotients and powers."""
 
     number: complex
 
@@ -18,14 +18,29 @@ class ComplexFloat(float):
         self.number = number
         return self
 
+    def __neg__(self) -> "ComplexFloat":
+        return ComplexFloat(-self.number)
+
     def __add__(self, other: Any) -> "ComplexFloat":
         return ComplexFloat(self.number + getattr(other, "number", other))
+
+    def __sub__(self, other: Any) -> "ComplexFloat":
+        return self + -other
+
+    def __rsub__(self, other: Any) -> "ComplexFloat":
+        return -self + other
 
     def __mul__(self, other: Any) -> "ComplexFloat":
         return ComplexFloat(self.number * getattr(other, "number", other))
 
     def __truediv__(self, other: Any) -> "ComplexFloat":
         return ComplexFloat(self.number / getattr(other, "number", other))
+
+    def __rtruediv__(self, other: Any) -> "ComplexFloat":
+        return ComplexFloat(other / self.number)
+
+    def __pow__(self, other: Any) -> "ComplexFloat":  # type: ignore[override]
+        return ComplexFloat(self.number ** getattr(other, "number", other))
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -49,8 +64,9 @@ class ComplexStep(np.ndarray):
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of the real array that this stands for."""
-        return self.real_dtype
+        """The dtype of the real array that this stands for (what isn't complex stands for itself)."""
+        own = self.view(np.ndarray).dtype
+        return self.real_dtype if own.kind == "c" else own
 
     def astype(self, dtype: np.typing.DTypeLike, copy: bool = True) -> Array:  # type: ignore[override]
         """Return a copy that shows another float dtype (its own numbers stay complex128)."""

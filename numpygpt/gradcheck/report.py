@@ -1,6 +1,7 @@
 """What a check found, as rows and as a table."""
 
 import dataclasses
+import math
 
 
 class GradientError(AssertionError):
@@ -26,8 +27,8 @@ class Row:
 
     @property
     def ok(self) -> bool:
-        """Whether the error is within the bound (NaN is not)."""
-        return self.error <= self.bound
+        """Whether the error is within the bound (NaN is not, and a bound that overflows says nothing)."""
+        return self.error <= self.bound < math.inf
 
     def cells(self) -> tuple[str, ...]:
         """Return the row as it stands in the table."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from numpygpt.array import Array
-from numpygpt.gradcheck.subject import BrokenRuleError, Subject
+from numpygpt.gradcheck.subject import BrokenRuleError, Subject, is_float
 
 Arrays = dict[str, Array]
 
@@ -39,6 +39,9 @@ class Rules:
         y = self.forward()
         if not same(y, self.forward()):
             raise BrokenRuleError("forward isn't deterministic; let it draw the same numbers each time, or none")
+        for name, a in y.items():
+            if not np.isfinite(a).all():
+                raise BrokenRuleError(f"{name} isn't finite, so it has no derivative; take other inputs")
         dy = self.random_like(y)
         claims = self.backward(dy, self.subject.no_gradients())
         self.look_at_dtypes(y, claims)
@@ -78,9 +81,10 @@ class Rules:
         return claims
 
     def given(self) -> Arrays:
-        """Return copies of all inputs and parameters."""
+        """Return copies of all inputs, array arguments and parameters."""
         inputs = {f"input {i}": x for i, x in enumerate(self.subject.inputs)}
-        return copies(inputs | {name: slot.value for name, slot in self.subject.slots.items()})
+        options = {f"argument {name}": x for name, x in self.subject.kwargs.items() if hasattr(x, "dtype")}
+        return copies(inputs | options | {name: slot.value for name, slot in self.subject.slots.items()})
 
     def nothing_changed(self, before: Arrays, method: str) -> None:
         """Raise if an input or parameter is no longer what it was."""
@@ -93,7 +97,7 @@ class Rules:
         """Run forward and backward with the elements of each input in another order, for traces to be left."""
         inputs = self.subject.inputs
         self.subject.inputs = [
-            self.rng.permutation(x.reshape(-1)).reshape(x.shape) if x.dtype.kind == "f" else x for x in inputs
+            self.rng.permutation(x.reshape(-1)).reshape(x.shape) if is_float(x) else x for x in inputs
         ]
         self.backward(
             self.random_like(self.forward()),

@@ -12,8 +12,18 @@ from numpygpt.gradcheck.complex_step import complexified, undressed
 from numpygpt.module import FlatBuffer, Parameter
 
 
+def is_float(x: Any) -> bool:
+    """Whether `x` is an array that has a gradient."""
+    return x is not None and x.dtype.kind == "f"
+
+
 class BrokenRuleError(Exception):
     """A layer breaks a rule of forward and backward, and nothing further can be said about it."""
+
+
+def can_be_set(x: Any) -> bool:
+    """Whether `x` is an array to be written to: no number, not even NumPy's."""
+    return hasattr(x, "__setitem__") and getattr(getattr(x, "flags", None), "writeable", True)
 
 
 class Slot:
@@ -21,8 +31,10 @@ class Slot:
 
     def __init__(self, holder: Any, value: str = "value", grad: str = "grad"):
         self.holder, self.value_name, self.grad_name = holder, value, grad
-        if not hasattr(self.value, "dtype"):
+        if not hasattr(self.value, "dtype") or isinstance(self.value, np.generic):
             raise TypeError(f"{type(holder).__name__}.{value} must be an array, not {type(self.value).__name__}")
+        if not can_be_set(self.value):
+            raise TypeError(f"{type(holder).__name__}.{value} is read-only, but has to be moved")
 
     @property
     def value(self) -> Array:
@@ -34,16 +46,29 @@ class Slot:
         """Their gradient."""
         return getattr(self.holder, self.grad_name)
 
-    def put_back(self, value: Array, grad: Array | None) -> None:
-        """Restore what was there."""
-        self.value[...] = value
-        if grad is not None:
-            self.start_from(grad)
+    @contextlib.contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Restore at the end what was there: the same arrays and numbers, or no gradient if there was none."""
+        value: Array = self.value
+        grad: Any = getattr(self.holder, self.grad_name, None)
+        numbers, grad_numbers, had_grad = value.copy(), copy.copy(grad), hasattr(self.holder, self.grad_name)
+        try:
+            yield
+        finally:
+            value[...] = numbers
+            if self.value is not value:
+                setattr(self.holder, self.value_name, value)
+            if can_be_set(grad):
+                grad[...] = grad_numbers
+            if had_grad and self.grad is not grad:
+                setattr(self.holder, self.grad_name, grad)
+            elif not had_grad and hasattr(self.holder, self.grad_name):
+                delattr(self.holder, self.grad_name)
 
     def start_from(self, grad: Array) -> None:
         """Put `grad` where backward will add."""
-        now = getattr(self.holder, self.grad_name, None)
-        if now is not None and np.shape(now) == grad.shape:
+        now: Any = getattr(self.holder, self.grad_name, None)
+        if can_be_set(now) and np.shape(now) == grad.shape:
             now[...] = grad
         else:
             setattr(self.holder, self.grad_name, grad.astype(self.value.dtype))
@@ -64,8 +89,8 @@ class Subject:
     def __init__(
         self, layer: Any, inputs: tuple[Array, ...], parameters: Mapping[str, Any] | None, kwargs: dict[str, Any]
     ):
-        self.layer, self.given, self.kwargs = layer, parameters, kwargs
-        self.inputs = [np.array(x) for x in inputs]
+        self.layer, self.given, self.kwargs = layer, parameters, copy.deepcopy(kwargs)
+        self.inputs: list[Any] = [None if x is None else np.array(x) for x in inputs]  # None: an option left out
         if parameters is None:
             parameters = dict(layer.named_parameters()) if hasattr(layer, "named_parameters") else {}
         self.slots = {
@@ -75,24 +100,30 @@ class Subject:
 
     def floats(self) -> dict[str, Array]:
         """Return the inputs that have gradients, by name."""
-        return {f"input {i}": x for i, x in enumerate(self.inputs) if x.dtype.kind == "f"}
+        return {f"input {i}": x for i, x in enumerate(self.inputs) if is_float(x)}
 
     def places(self) -> dict[str, Array]:
         """Return all arrays that have gradients, by name: to be changed in place."""
         return self.floats() | {name: slot.value for name, slot in self.slots.items()}
 
     def dtype(self) -> np.dtype:
-        """Return the dtype of all places: TypeError unless it is one, and float64 or float32."""
+        """Return the dtype of all places: TypeError unless there are any and it is one, float64 or float32."""
         dtypes = {name: z.dtype for name, z in self.places().items()}
+        if not dtypes:
+            raise TypeError("there is nothing to check: no input holds floats, and no parameters are known")
         if len(set(dtypes.values())) > 1 or not all(dtype in (np.float64, np.float32) for dtype in dtypes.values()):
             listed = ", ".join(f"{name} is {dtype}" for name, dtype in dtypes.items())
             raise TypeError(f"inputs and parameters must be all float64 or all float32, but {listed}")
-        return next(iter(dtypes.values()), np.dtype(np.float64))
+        return next(iter(dtypes.values()))
 
     def forward(self) -> tuple[Any, ...]:
         """Return the outputs; one alone in a tuple."""
         y = self.layer.forward(*self.inputs, **self.kwargs)
-        return tuple(y) if isinstance(y, tuple | list) else (y,)
+        outputs = tuple(y) if isinstance(y, tuple | list) else (y,)
+        strange = [type(y).__name__ for y in outputs if not (hasattr(y, "dtype") or isinstance(y, int | float))]
+        if strange:
+            raise TypeError(f"forward must return an array, a number or a tuple of these, not {strange[0]}")
+        return outputs
 
     def vector(self) -> Array:
         """Return all outputs as one vector, in float64 or complex128."""
@@ -110,7 +141,7 @@ class Subject:
         dx = list(result) if isinstance(result, tuple | list) else [] if result is None else [result]
         floats = self.floats()
         if len(dx) == len(self.inputs):  # with something, None maybe, for those that are no floats
-            dx = [g for g, x in zip(dx, self.inputs, strict=True) if x.dtype.kind == "f"]
+            dx = [g for g, x in zip(dx, self.inputs, strict=True) if is_float(x)]
         if len(dx) != len(floats):
             raise BrokenRuleError(f"backward returns {len(dx)} gradients for {len(floats)} float inputs")
         claims = dict(zip(floats, dx, strict=True)) | {name: slot.grad for name, slot in self.slots.items()}
@@ -119,15 +150,10 @@ class Subject:
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
         """Restore all parameters and their gradients at the end."""
-        before = [
-            (slot, slot.value.copy(), copy.copy(getattr(slot.holder, slot.grad_name, None)))
-            for slot in self.slots.values()
-        ]
-        try:
+        with contextlib.ExitStack() as stack:
+            for slot in self.slots.values():
+                stack.enter_context(slot.put_back())
             yield
-        finally:
-            for slot, value, grad in before:
-                slot.put_back(value, grad)
 
     def no_gradients(self) -> dict[str, Array]:
         """Return zeros for each parameter, for backward to start from."""
@@ -137,7 +163,7 @@ class Subject:
         """Return a copy of it all, in which floats are complex arrays in the guise of real ones."""
         layer, given, kwargs = copy.deepcopy((self.layer, self.given, self.kwargs))
         twin = type(self)(layer, tuple(self.inputs), given, kwargs)
-        twin.inputs = [complexified(x) if x.dtype.kind == "f" else x for x in twin.inputs]
+        twin.inputs = [complexified(x) if is_float(x) else x for x in twin.inputs]
         for slot in twin.slots.values():
             slot.complexify()
         return twin
