@@ -28,7 +28,7 @@ central differences and the complex step (see numpygpt/gradcheck). The table sho
 they take of what rounding may cause. The exit status is 1 if a gradient is wrong.
 
 --layer my_layers:tanh calls the function `tanh` of my_layers.py. It returns a layer and its inputs, `(layer, x)`. If
-it has an argument, it gets a NumPy generator to draw them from, another one for each draw. A dict at the end holds
+it needs an argument, it gets a NumPy generator to draw them from, another one for each draw. A dict at the end holds
 options of gradcheck, such as `{"parameters": {"W": "dW"}}` for the weights `layer.W` and their gradient `layer.dW`.
 """
 
@@ -170,7 +170,8 @@ def reports_of_ours(name: str, draws: int, seed: int) -> Iterator[Report]:
 
 def reports_of_yours(make: Callable[..., Case], draws: int, seed: int) -> Iterator[Report]:
     """Yield the report of each draw of a user's layer: one only, if it is always the same."""
-    takes_a_generator = bool(inspect.signature(make).parameters)
+    required = [p for p in inspect.signature(make).parameters.values() if p.default is p.empty]
+    takes_a_generator = bool(required)
     for i in range(draws if takes_a_generator else 1):
         case = make(np.random.default_rng((seed, i))) if takes_a_generator else make()
         layer, *inputs = case if isinstance(case, tuple | list) and case else (case,)
@@ -183,6 +184,7 @@ def reports_of_yours(make: Callable[..., Case], draws: int, seed: int) -> Iterat
 def load(path: str) -> Callable[..., Case]:
     """Return the function named by `package.module:function`, looked for in the current folder first."""
     module, colon, function = path.partition(":")
+    module = module.removesuffix(".py")
     if not (module and colon and function):
         fail(f"--layer must be package.module:function, not {path!r}")
     sys.path.insert(0, os.getcwd())
@@ -200,6 +202,7 @@ def where(error: Exception) -> str:
     packages = {Path(inspect.getfile(package)).parent for package in (numpygpt, np)}
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if packages.isdisjoint(Path(frame.filename).parents)]
+    theirs = [frame for frame in theirs if frame.filename != __file__] or theirs
     return f"{theirs[-1].filename}, line {theirs[-1].lineno}"
 
 

@@ -348,6 +348,176 @@ def test_values_and_gradients_are_put_back_bit_for_bit():
     assert all(np.array_equal(p.grad, grad) for p, grad in zip(layer.parameters(), grads, strict=True))
 
 
+class ByKeys:
+    """Parameters and gradients in two dicts, as many course notes have them."""
+
+    def __init__(self, kind=dict):
+        W, b = RNG.standard_normal((3, 4)), RNG.standard_normal(3)
+        self.params = {"W": W, "b": b} if kind is dict else [W, b]
+        self.grads = kind()
+
+    def keys(self):
+        return ("W", "b") if isinstance(self.params, dict) else (0, 1)
+
+    def forward(self, x):
+        W, b = (self.params[key] for key in self.keys())
+        self.x = x
+        return x @ W.T + b
+
+    def backward(self, dy):
+        W, b = self.keys()
+        self.grads = type(self.params)() if isinstance(self.params, dict) else [None, None]
+        self.grads[W], self.grads[b] = dy.T @ self.x, dy.sum(axis=0)
+        return dy @ self.params[W]
+
+
+@pytest.mark.parametrize(("kind", "names"), [(dict, ["W", "b"]), (list, ["0", "1"])])
+def test_parameters_may_be_kept_in_dicts_and_lists(kind, names):
+    layer = ByKeys(kind)
+    if kind is list:
+        layer.grads = [None, None]
+    report = gradcheck(layer, ROWS, parameters={"params": "grads"}, accumulates=False)
+    assert report.ok and not report.skipped
+    assert [row.name for row in report.rows[::2]] == ["input 0", *(f"params.{name}" for name in names)]
+    layer.backward = lambda dy: (ByKeys.backward(layer, dy), layer.grads.__setitem__(layer.keys()[1], dy[0]))[0]
+    report = gradcheck(layer, ROWS, parameters={"params": "grads"}, accumulates=False)
+    assert {row.name for row in report.rows if not row.ok} == {f"params.{names[1]}"}
+
+
+def test_a_parameter_may_be_a_single_number_replaced_instead_of_changed():
+    class Scale:
+        a, da = np.array(2.0), 0
+
+        def forward(self, x):
+            self.x = x
+            return self.a * x
+
+        def backward(self, dy):
+            self.da = self.da + np.sum(dy * self.x)
+            return self.a * dy
+
+    layer = Scale()
+    assert gradcheck(layer, X, parameters={"a": "da"}).ok
+    assert layer.a == 2 and layer.da == 0 and isinstance(layer.da, int)
+
+
+def test_gradients_that_were_not_there_are_taken_away_again():
+    class Setting(Affine):
+        def backward(self, dy):
+            self.dW, self.db = dy.T @ self.x, dy.sum(axis=0)
+            return dy @ self.W
+
+    layer = Setting()
+    del layer.dW
+    layer.db, W, b = None, layer.W, layer.b
+    assert gradcheck(layer, ROWS, parameters=NAMES, accumulates=False).ok
+    assert layer.W is W and layer.b is b and layer.db is None and not hasattr(layer, "dW")
+
+
+def test_an_array_argument_is_copied_and_watched():
+    class Masked(Exp):
+        def forward(self, x, mask=None, other=None):
+            mask *= 0.5
+            return super().forward(x * mask)
+
+    mask = np.ones(4)
+    assert gradcheck(Masked(), X, mask=mask).faults == ["forward changes argument mask"]
+    assert (mask == 1).all()
+
+
+def test_an_input_may_be_none():
+    class Optional(Exp):
+        def forward(self, x, mask):
+            assert mask is None
+            return super().forward(x)
+
+    assert gradcheck(Optional(), X, None).ok
+
+
+def test_a_loss_may_be_any_arithmetic_of_python_numbers():
+    class Loss:
+        def forward(self, x):
+            self.x, self.s = x, np.sum(x * x).item()
+            return -(3 / self.s) + (2 - self.s) ** 2 - 1 / 7
+
+        def backward(self, dy):
+            assert type(dy) is float
+            return dy * (3 / self.s**2 - 2 * (2 - self.s)) * 2 * self.x
+
+    report = gradcheck(Loss(), X)
+    assert report.ok and not report.skipped
+
+
+def test_a_loss_that_is_an_array_gets_a_cotangent_with_its_methods():
+    class Loss:
+        def forward(self, x):
+            self.x = x
+            return np.sum(x**2)
+
+        def backward(self, dy):
+            return 2 * self.x * dy.astype(self.x.dtype)[..., None]
+
+    for dtype in (np.float32, np.float64):
+        assert gradcheck(Loss(), X.astype(dtype)).ok
+
+
+# What is hard to measure
+
+
+@pytest.mark.parametrize(
+    ("f", "slope", "x"),
+    [
+        (np.log, lambda x: 1 / x, [1e-6, 1e-3, 0.5, 3]),
+        (np.reciprocal, lambda x: -1 / x**2, [1e-3, 1, 1e3]),
+        (np.abs, np.sign, [-1e-9, 1, 2]),
+        (np.sqrt, lambda x: 0.5 / np.sqrt(x), [1e-8, 1, 100]),
+    ],
+)
+@pytest.mark.parametrize("elements", [24, 1])
+def test_elements_of_very_different_size_or_near_a_kink_are_no_false_alarm(f, slope, x, elements):
+    class Elementwise:
+        def forward(self, x):
+            self.x = x
+            return f(x)
+
+        def backward(self, dy):
+            return dy * slope(self.x)
+
+    report = gradcheck(Elementwise(), np.array(x), elements=elements)
+    assert report.ok and not report.skipped, report
+
+
+def test_a_large_float32_relu_is_no_false_alarm_and_half_its_gradient_is_one():
+    x = np.random.default_rng(1).standard_normal((64, 512)).astype(np.float32)
+    report = gradcheck(ReLU(), x)
+    assert report.ok and not report.skipped, report
+    assert not gradcheck(Wrong(ReLU(), "input 0", np.float32(0.5)), x).ok
+
+
+class Times:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def forward(self, x):
+        return self.factor * x
+
+    def backward(self, dy):
+        return self.factor * dy
+
+
+def test_a_gradient_too_small_to_be_checked_says_so():
+    report = gradcheck(Times(1e-30), X)
+    assert report.ok and str(report).count("ok (0 would be too)") == 2
+    assert "would be too" not in str(gradcheck(Times(1), X))
+
+
+def test_a_bound_that_overflows_lets_nothing_pass():
+    with np.errstate(over="ignore"):
+        layer = Times(1e160)
+        layer.backward = np.zeros_like
+        assert not gradcheck(layer, X).ok
+
+
 # The classic mistakes, by name
 
 
@@ -467,6 +637,13 @@ class Assigns(Linear):
         return super().backward(dy)
 
 
+class Log(Exp):
+    def forward(self, x):
+        with np.errstate(invalid="ignore"):
+            self.y = np.log(x)
+        return self.y
+
+
 class OneTooMany(Exp):
     def backward(self, dy):
         return super().backward(dy), dy
@@ -497,6 +674,7 @@ class OutputInFloat64(Exp):
         (ChangesParameter(4, 2, dtype=np.float64), X, "forward changes weight"),
         (Assigns(4, 2, dtype=np.float64), X, "the gradient of weight is assigned, not added to what was there"),
         (OneTooMany(), X, "backward returns 2 gradients for 1 float inputs"),
+        (Log(), X, "output 0 isn't finite, so it has no derivative; take other inputs"),
         (ReturnsFloat64(), X.astype(np.float32), "the gradient of input 0 is float64, not float32"),
         (OutputInFloat64(), X.astype(np.float32), "output 0 is float64, not float32"),
     ],
@@ -574,7 +752,10 @@ class NoCopy(Exp):
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
-        (Norm(), "Norm: it disagrees with the differences of input 0; something in forward isn't analytic"),
+        (
+            Norm(),
+            "Norm: it disagrees with the differences of input 0: not analytic, or the step crosses a kink",
+        ),
         (
             PythonFloat(),
             "PythonFloat: float() forgets the imaginary part; let forward return the array, or its .item()",
@@ -592,6 +773,60 @@ def test_a_layer_that_cannot_take_complex_numbers_is_checked_by_differences_and_
     assert [row.oracle for row in report.rows] == ["differences"]
 
 
+def test_complex_rows_before_the_first_input_that_cannot_be_complex_remain():
+    class TimesModulus(Exp):
+        def forward(self, x, z):
+            self.z, self.size = z, np.sqrt(z * np.conj(z))
+            return super().forward(x) * self.size
+
+        def backward(self, dy):
+            return super().backward(dy) * self.size, super().backward(dy) * np.sign(self.z)
+
+    report = gradcheck(TimesModulus(), X, X + 5)
+    assert report.ok and "differences of input 1: not analytic" in report.skipped
+    assert [(row.name, row.oracle) for row in report.rows] == [
+        ("input 0", "differences"),
+        ("input 0", "complex step"),
+        ("input 1", "differences"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "f", [np.abs, np.fabs, lambda x: np.maximum(x, 0.1), lambda x: np.logaddexp(x, 1), lambda x: np.hypot(x, x[0])]
+)
+def test_functions_that_numpy_has_for_real_numbers_alone_take_the_complex_step(f):
+    class Slope:
+        """Backward by the definition of a derivative: good to some digits, which is enough here."""
+
+        def forward(self, x):
+            self.x = x
+            return f(x)
+
+        def backward(self, dy):
+            h = 1e-6
+            j = [(f(self.x + h * e) - f(self.x - h * e)) / (2 * h) for e in np.eye(len(self.x))]
+            return np.array(j) @ dy
+
+    report = gradcheck(Slope(), X[0, 0])
+    exact = [row for row in report.rows if row.oracle == "complex step"]
+    assert not report.skipped and exact[0].error < 1e-8
+
+
+def test_indices_stay_integers_for_the_complex_step():
+    class Sort:
+        def forward(self, x):
+            self.order = np.argsort(x, axis=-1)
+            return np.take_along_axis(x, self.order, axis=-1)
+
+        def backward(self, dy):
+            dx = np.empty_like(dy)
+            np.put_along_axis(dx, self.order, dy, axis=-1)
+            return dx
+
+    report = gradcheck(Sort(), X)
+    assert report.ok and not report.skipped
+
+
 # Misuse
 
 
@@ -606,6 +841,29 @@ def test_a_layer_that_cannot_take_complex_numbers_is_checked_by_differences_and_
 def test_other_and_mixed_dtypes_are_refused(layer, x, named):
     with pytest.raises(TypeError, match=named):
         gradcheck(layer, x)
+
+
+def test_nothing_to_check_is_refused_and_empty_arrays_are_called_so():
+    with pytest.raises(TypeError, match="nothing to check: no input holds floats"):
+        gradcheck(Exp(), [1, 2, 3])
+    assert "nothing was checked" in str(gradcheck(Exp(), np.zeros((0, 3))))
+
+
+@pytest.mark.parametrize("y", [None, {"y": X}, "text"])
+def test_an_output_that_is_no_array_is_refused(y):
+    class Strange(Exp):
+        def forward(self, x):
+            return y
+
+    with pytest.raises(TypeError, match=f"array, a number or a tuple of these, not {type(y).__name__}"):
+        gradcheck(Strange(), X)
+
+
+def test_a_read_only_parameter_is_refused():
+    layer = Affine()
+    layer.W.flags.writeable = False
+    with pytest.raises(TypeError, match=r"Affine\.W is read-only"):
+        gradcheck(layer, ROWS, parameters=NAMES)
 
 
 @pytest.mark.parametrize("name", ["directions", "elements"])

@@ -32,22 +32,23 @@ def gradcheck(
 ) -> Report:
     """Check `layer.backward` against the measured derivative of `layer.forward(*inputs, **kwargs)`.
 
-    `layer` is any object with the two methods. `forward` returns an array, a number or a tuple of arrays; `backward`
-    takes as many cotangents and returns the gradient of the float input, a tuple for several, or None if there is
-    none. Every float input and every parameter is checked, all in float64 or all in float32 (TypeError otherwise).
-    Inputs are copied; parameters and their gradients are put back as they were.
+    `layer` is any object with the two methods. `forward` returns an array or number, or a tuple of them, all floats;
+    `backward` takes as many cotangents and returns the gradient of the float input, a tuple for several, or None if
+    there is none. Every float input and every parameter is checked, all in float64 or all in float32 (TypeError
+    otherwise). Inputs are copied; parameters and their gradients are put back as they were.
 
     `parameters` are those of `layer.named_parameters()`, if it has that, or a dict: of objects with arrays `.value`
-    and `.grad`, or of names of attributes, as in `{"W": "dW"}` for `layer.W` and its gradient `layer.dW`. Gradients
-    of parameters are to be added to what is there; for a layer that sets them, say `accumulates=False`.
+    and `.grad`, or of names of attributes, as in `{"W": "dW"}` for `layer.W` and its gradient `layer.dW`. If these
+    are dicts or lists of arrays, as in `{"params": "grads"}`, all in them are checked. Gradients of parameters are to
+    be added to what is there; for a layer that sets them, say `accumulates=False`.
 
     Arrays of up to `elements` elements are moved element by element, larger ones in so many random `directions`.
 
-    The report has a row for each gradient and oracle, with the largest error and its bound, and tells of broken rules:
-    an input, parameter or cotangent changed, a forward that isn't deterministic, state that leaks from one call into
-    the next, gradients assigned instead of added, of another dtype, or too few. A layer that can't take complex
-    numbers is checked by differences alone, and the report says so. With `raise_on_failure`, a report that isn't ok
-    is raised as GradientError.
+    The report has a row for each gradient and oracle, with the largest error and its bound (and says so, if 0 would
+    have passed as well), and tells of broken rules: an input, parameter or cotangent changed, a forward that isn't
+    deterministic, state that leaks from one call into the next, gradients assigned instead of added, of another dtype,
+    or too few. A layer that can't take complex numbers is checked by differences alone, from the first input on where
+    it shows, and the report says so. With `raise_on_failure`, a report that isn't ok is raised as GradientError.
     """
     check_positive(directions=directions, elements=elements)
     subject, rng = Subject(layer, inputs, parameters, kwargs), np.random.default_rng(seed)

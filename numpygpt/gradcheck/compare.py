@@ -26,6 +26,7 @@ get a small $y$ has more rounding, and should be checked at inputs where it does
 """
 
 import dataclasses
+import itertools
 import math
 import warnings
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ import numpy as np
 
 from numpygpt.array import Array
 from numpygpt.gradcheck.diagnosis import name_the_fault, wrong_shape
+from numpygpt.gradcheck.directions import Directions, Elements, Random, at
 from numpygpt.gradcheck.oracles import ROUNDINGS, by_complex_step, by_differences, element_size, has_kink
 from numpygpt.gradcheck.report import KINK, Row
 from numpygpt.gradcheck.subject import Subject
@@ -45,8 +47,7 @@ LOOK_CLOSER = 24  # elements of a large gradient that is wrong
 class Measurements(NamedTuple):
     """J v for some directions v."""
 
-    elements: Array | None  # the elements that were moved, each by itself; None for random directions
-    v: Array  # (directions, elements of z)
+    v: Directions
     j: Array  # (directions, elements of y)
     bend: Array  # (directions,): what the oracle itself says of its error in h
     rho: Array  # (directions,): and of its rounding
@@ -79,8 +80,7 @@ class Comparison:
 
     def rows(self) -> list[Row]:
         """Return a row for each gradient and oracle."""
-        rows = [row for name, z in self.subject.places().items() for row in self.rows_of(name, z)]
-        return [row for row in rows if not (self.skipped and row.oracle == "complex step")]
+        return [row for name, z in self.subject.places().items() for row in self.rows_of(name, z)]
 
     def rows_of(self, name: str, z: Array) -> Iterator[Row]:
         """Yield the rows of one gradient."""
@@ -88,24 +88,23 @@ class Comparison:
             fault = wrong_shape(self.claims[name].shape, z.shape)
             yield Row(name, "shape", "", math.inf, 0.0, "", math.nan, math.nan, fault)
         elif z.size:
-            elements = np.arange(z.size) if z.size <= self.elements else None
-            v = self.rng.standard_normal((self.directions, z.size)) if elements is None else np.eye(z.size)
-            measured = self.measure("differences", name, v, elements)
-            yield self.row("differences", name, measured)
-            exact = self.complex_step(name, measured)
+            every = Elements(z.shape, np.arange(z.size)) if z.size <= self.elements else None
+            differences = self.measure("differences", name, every or Random(z.shape, self.directions, self.rng))
+            yield self.row("differences", name, differences)
+            exact = self.complex_step(name, differences)
             if exact is not None:
                 yield self.row("complex step", name, exact)
 
     # Measuring
 
-    def measure(self, oracle: str, name: str, v: Array, elements: Array | None) -> Measurements:
+    def measure(self, oracle: str, name: str, v: Directions) -> Measurements:
         """Return J v for each direction."""
         exact = oracle == "complex step"
         subject, method = (self.twin, by_complex_step) if exact else (self.subject, by_differences)
         z = subject.places()[name]
         with warnings.catch_warnings(action="error", category=np.exceptions.ComplexWarning):
-            rows = [method(subject.vector, z, direction.reshape(z.shape)) for direction in v]
-        return Measurements(elements, v, *(np.array(column) for column in zip(*rows, strict=True)))
+            rows = [method(subject.vector, z, direction) for direction in v]
+        return Measurements(v, *(np.array(column) for column in zip(*rows, strict=True)))
 
     def measure_sensitivity(self, dy: list[Array]) -> dict[str, float]:
         """Return by how much each gradient changes if all inputs and parameters are rounded, in units of rounding."""
@@ -125,17 +124,17 @@ class Comparison:
         }
 
     def complex_step(self, name: str, differences: Measurements) -> Measurements | None:
-        """Return J v by the complex step, or None, for the whole check, if the layer can't take it."""
+        """Return J v by the complex step, or None, from here on, if the layer can't take it."""
         if self.skipped:
             return None
         try:
-            exact = self.measure("complex step", name, differences.v, differences.elements)
+            exact = self.measure("complex step", name, differences.v)
         except Exception as error:  # whatever somebody's layer may raise when it meets complex numbers
             self.skip(error)
             return None
         bound = self.bound(name, differences, norms(exact.j))
         if not np.all(norms(exact.j - differences.j) <= bound):
-            self.skip(f"it disagrees with the differences of {name}; something in forward isn't analytic")
+            self.skip(f"it disagrees with the differences of {name}: not analytic, or the step crosses a kink")
             return None
         return exact
 
@@ -149,39 +148,34 @@ class Comparison:
     def row(self, oracle: str, name: str, measured: Measurements) -> Row:
         """Compare the claim with J v in each direction, and show the worst place."""
         z, dz = self.subject.places()[name], self.claims[name].astype(np.float64)
-        elements, v, j, _, _ = measured
-        expected, actual = j @ self.dy, v @ dz.reshape(-1)  # (1)
+        v, j, _, _ = measured
+        expected, actual = j @ self.dy, v.along(dz)  # (1)
         bound = self.bound(name, measured, np.linalg.norm(dz))
-        if elements is not None and len(elements) == z.size and 0 < self.dy.size <= self.elements:
+        if v.complete and 0 < self.dy.size <= self.elements:
             claims = self.jacobian_of(name)
             expected, actual = np.append(expected, j.T), np.append(actual, claims)
             bound = np.append(bound, self.bound(name, measured, norms(claims)[:, None]))
         error = np.abs(expected - actual)
         worst = int(np.argmax(np.nan_to_num(error / bound, nan=np.inf)))
-        moved = f"{len(v)} directions" if elements is None else f"{len(v)} of {z.size} elements"
-        where = f"direction {worst}" if elements is None else at(int(elements[worst % len(v)]), z.shape)
-        if worst >= len(v):
-            where += f" of {self.output_at(worst // len(v) - 1)}"
+        output, k = divmod(worst, len(j))  # output 0: the random cotangent; after it, each row of the Jacobian
+        where = v.where(k) + (f" of {self.output_at(output - 1)}" if output else "")
         numbers = float(error[worst]), float(bound[worst]), where, float(expected[worst]), float(actual[worst])
-        row = Row(name, oracle, moved, *numbers)
+        row = Row(name, oracle, v.moved, *numbers, tells=bool(np.any(np.abs(expected) > bound)))
         if row.ok:
             return row
-        if elements is None and not (closer := self.look_closer(oracle, name, dz)).ok:
+        if isinstance(v, Random) and not (closer := self.look_closer(oracle, name, dz)).ok:
             return closer
         fault = name_the_fault(dz, v, j, self.dy, self.shapes_by_name())
-        if oracle == "differences" and has_kink(self.subject.vector, z, v[worst % len(v)].reshape(z.shape)):
+        if oracle == "differences" and has_kink(self.subject.vector, z, next(itertools.islice(v, k, None))):
             fault = KINK
         return dataclasses.replace(row, fault=fault)
 
     def look_closer(self, oracle: str, name: str, dz: Array) -> Row:
         """Compare single elements of a large gradient that is wrong: those where most is claimed, and others."""
-        number = min(LOOK_CLOSER, dz.size)
-        elements = np.union1d(
-            np.argsort(-np.abs(dz.reshape(-1)))[: number // 2], self.rng.choice(dz.size, number // 2, replace=False)
-        )
-        v = np.zeros((len(elements), dz.size))
-        v[np.arange(len(elements)), elements] = 1
-        return self.row(oracle, name, self.measure(oracle, name, v, elements))
+        number = min(LOOK_CLOSER, dz.size) // 2
+        largest = np.argsort(-np.abs(dz.reshape(-1)))[:number]
+        elements = np.union1d(largest, self.rng.choice(dz.size, number, replace=False))
+        return self.row(oracle, name, self.measure(oracle, name, Elements(dz.shape, elements)))
 
     def jacobian_of(self, name: str) -> Array:
         """Return what backward claims for each unit cotangent, as rows: each row of the Jacobian."""
@@ -220,8 +214,3 @@ class Comparison:
 def norms(rows: Array) -> Array:
     """Return the norm of each row."""
     return np.linalg.norm(rows, axis=1)
-
-
-def at(element: int, shape: tuple[int, ...]) -> str:
-    """Return the index of an element counted in memory order, as one would type it."""
-    return str([int(i) for i in np.unravel_index(element, shape)])

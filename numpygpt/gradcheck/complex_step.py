@@ -46,6 +46,12 @@ class ComplexFloat(float):
 
 
 NEW_ARRAYS = {np.zeros, np.ones, np.empty, np.full, np.arange, np.array, np.asarray}  # made with like=
+ANALYTIC: dict[np.ufunc, Any] = {  # what NumPy takes for the modulus, or lacks, of complex numbers
+    np.absolute: lambda z: np.where(z.real < 0, -z, z),
+    np.fabs: lambda z: np.where(z.real < 0, -z, z),
+    np.hypot: lambda a, b: np.sqrt(a * a + b * b),
+    np.logaddexp: lambda a, b: np.maximum(a, b) + np.log1p(np.exp(np.minimum(a, b) - np.maximum(a, b))),
+}
 REAL_PARTS_DECIDE = {np.greater, np.greater_equal, np.less, np.less_equal, np.equal, np.not_equal, np.sign}
 
 
@@ -85,8 +91,8 @@ class ComplexStep(np.ndarray):
         plain = [undressed(x) for x in inputs]
         if ufunc in REAL_PARTS_DECIDE:
             return getattr(ufunc, method)(*map(np.real, plain), **kwargs)
-        if ufunc is np.absolute:
-            return np.where(self.view(np.ndarray).real < 0, -self, self)
+        if ufunc in ANALYTIC and method == "__call__" and not out:
+            return dressed(ANALYTIC[ufunc](*plain), self.real_dtype)
         if out:
             kwargs["out"] = tuple(map(undressed, out))
         result = getattr(ufunc, method)(*plain, **kwargs)

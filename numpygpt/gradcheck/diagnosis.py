@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from numpygpt.array import Array
+from numpygpt.gradcheck.directions import Directions
 
 CLOSE = 1e-3
 
@@ -19,20 +20,20 @@ def wrong_shape(claimed: tuple[int, ...], shape: tuple[int, ...]) -> str:
     return fault
 
 
-def name_the_fault(dz: Array, v: Array, j: Array, dy: Array, shapes: dict[str, tuple[int, ...]]) -> str:
+def name_the_fault(dz: Array, v: Directions, j: Array, dy: Array, shapes: dict[str, tuple[int, ...]]) -> str:
     """Return the kind of mistake that the gradient `dz` shows, or "" if it is none of those known here.
 
     Given are the directions `v` and J v in the rows of `j`, the cotangent as a vector, and the shapes of outputs and
     inputs. One direction isn't enough to tell, and an expected gradient of zero tells nothing.
     """
-    actual, expected = v @ dz.reshape(-1), j @ dy
+    actual, expected = v.along(dz), j @ dy
     if not np.isfinite(dz).all():
         return "is not finite"
     if len(expected) < 2 or not expected.any():
         return ""
     if not actual.any():
         return "is zero"
-    if dz.ndim >= 2 and dz.shape[-1] == dz.shape[-2] and agree(v @ dz.swapaxes(-1, -2).reshape(-1), expected):
+    if dz.ndim >= 2 and dz.shape[-1] == dz.shape[-2] and agree(v.along(dz.swapaxes(-1, -2)), expected):
         return "is transposed"
     factor = float(actual @ expected / (expected @ expected))
     if abs(factor - 1) > CLOSE and agree(actual, factor * expected):

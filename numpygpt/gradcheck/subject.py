@@ -26,52 +26,73 @@ def can_be_set(x: Any) -> bool:
     return hasattr(x, "__setitem__") and getattr(getattr(x, "flags", None), "writeable", True)
 
 
-class Slot:
-    """Where a parameter is kept: an object, its attribute for the value, and the one for the gradient."""
+ABSENT: Any = object()  # nothing, where None may be something
 
-    def __init__(self, holder: Any, value: str = "value", grad: str = "grad"):
-        self.holder, self.value_name, self.grad_name = holder, value, grad
+
+class Slot:
+    """Where a parameter is kept: an object, its attribute for the value and the one for the gradient.
+
+    If the two hold dicts or lists of arrays, `key` is the parameter's place in both.
+    """
+
+    def __init__(self, holder: Any, value: str = "value", grad: str = "grad", key: Any = None):
+        self.holder, self.value_name, self.grad_name, self.key = holder, value, grad, key
         if not hasattr(self.value, "dtype") or isinstance(self.value, np.generic):
             raise TypeError(f"{type(holder).__name__}.{value} must be an array, not {type(self.value).__name__}")
         if not can_be_set(self.value):
             raise TypeError(f"{type(holder).__name__}.{value} is read-only, but has to be moved")
 
+    def get(self, name: str) -> Any:
+        """Return what is there, or ABSENT."""
+        found: Any = getattr(self.holder, name, ABSENT)
+        if self.key is None or found is ABSENT or found is None:
+            return found
+        there = self.key in found if isinstance(found, dict) else self.key < len(found)
+        return found[self.key] if there else ABSENT
+
+    def set(self, name: str, x: Any) -> None:
+        """Put something there; ABSENT takes away what is."""
+        if self.key is not None:
+            container = getattr(self.holder, name)
+            if x is ABSENT:
+                del container[self.key]
+            else:
+                container[self.key] = x
+        elif x is ABSENT:
+            delattr(self.holder, name)
+        else:
+            setattr(self.holder, name, x)
+
     @property
     def value(self) -> Array:
         """The weights."""
-        return getattr(self.holder, self.value_name)
+        return self.get(self.value_name)
 
     @property
     def grad(self) -> Array:
         """Their gradient."""
-        return getattr(self.holder, self.grad_name)
+        return self.get(self.grad_name)
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
         """Restore at the end what was there: the same arrays and numbers, or no gradient if there was none."""
-        value: Array = self.value
-        grad: Any = getattr(self.holder, self.grad_name, None)
-        numbers, grad_numbers, had_grad = value.copy(), copy.copy(grad), hasattr(self.holder, self.grad_name)
+        before = [(name, x, copy.copy(x)) for name in (self.value_name, self.grad_name) for x in [self.get(name)]]
         try:
             yield
         finally:
-            value[...] = numbers
-            if self.value is not value:
-                setattr(self.holder, self.value_name, value)
-            if can_be_set(grad):
-                grad[...] = grad_numbers
-            if had_grad and self.grad is not grad:
-                setattr(self.holder, self.grad_name, grad)
-            elif not had_grad and hasattr(self.holder, self.grad_name):
-                delattr(self.holder, self.grad_name)
+            for name, x, numbers in before:
+                if can_be_set(x):
+                    x[...] = numbers
+                if self.get(name) is not x:
+                    self.set(name, x)
 
     def start_from(self, grad: Array) -> None:
         """Put `grad` where backward will add."""
-        now: Any = getattr(self.holder, self.grad_name, None)
+        now = self.get(self.grad_name)
         if can_be_set(now) and np.shape(now) == grad.shape:
             now[...] = grad
         else:
-            setattr(self.holder, self.grad_name, grad.astype(self.value.dtype))
+            self.set(self.grad_name, grad.astype(self.value.dtype))
 
     def complexify(self) -> None:
         """Replace the value by a complex array in its guise."""
@@ -80,7 +101,22 @@ class Slot:
             if undressed(buffer.value).dtype.kind != "c":
                 buffer.convert(complexified)
         else:
-            setattr(self.holder, self.value_name, complexified(self.value))
+            self.set(self.value_name, complexified(self.value))
+
+
+def slots_of(layer: Any, parameters: Mapping[str, Any] | None) -> dict[str, Slot]:
+    """Return where each parameter is kept, by name: objects of two arrays, or attributes of the layer."""
+    if parameters is None:
+        parameters = dict(layer.named_parameters()) if hasattr(layer, "named_parameters") else {}
+    slots: dict[str, Slot] = {}
+    for name, p in parameters.items():
+        held = getattr(layer, name, None) if isinstance(p, str) else None
+        if isinstance(held, dict | list):
+            keys = held if isinstance(held, dict) else range(len(held))
+            slots |= {f"{name}.{key}": Slot(layer, name, p, key) for key in keys}
+        else:
+            slots[name] = Slot(layer, name, p) if isinstance(p, str) else Slot(p)
+    return slots
 
 
 class Subject:
@@ -91,12 +127,8 @@ class Subject:
     ):
         self.layer, self.given, self.kwargs = layer, parameters, copy.deepcopy(kwargs)
         self.inputs: list[Any] = [None if x is None else np.array(x) for x in inputs]  # None: an option left out
-        if parameters is None:
-            parameters = dict(layer.named_parameters()) if hasattr(layer, "named_parameters") else {}
-        self.slots = {
-            name: Slot(layer, name, p) if isinstance(p, str) else Slot(p)  # by attributes, or an object of two arrays
-            for name, p in parameters.items()
-        }
+        self.slots = slots_of(layer, parameters)
+        self.numbers: list[bool] = []  # which outputs are Python's numbers
 
     def floats(self) -> dict[str, Array]:
         """Return the inputs that have gradients, by name."""
@@ -123,6 +155,7 @@ class Subject:
         strange = [type(y).__name__ for y in outputs if not (hasattr(y, "dtype") or isinstance(y, int | float))]
         if strange:
             raise TypeError(f"forward must return an array, a number or a tuple of these, not {strange[0]}")
+        self.numbers = [not hasattr(y, "dtype") for y in outputs]
         return outputs
 
     def vector(self) -> Array:
@@ -137,7 +170,8 @@ class Subject:
         """
         for name, slot in self.slots.items():
             slot.start_from(start[name])
-        result = self.layer.backward(*(c if c.ndim else c.item() for c in dy))
+        given = (c if c.ndim else c.item() if number else c[()] for c, number in zip(dy, self.numbers, strict=True))
+        result = self.layer.backward(*given)
         dx = list(result) if isinstance(result, tuple | list) else [] if result is None else [result]
         floats = self.floats()
         if len(dx) == len(self.inputs):  # with something, None maybe, for those that are no floats
