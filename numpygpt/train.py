@@ -122,7 +122,7 @@ class Trainer:
         tokens_per_step = config.batch_size * self.model.config.context_length
         self.model.train()
         loss, seconds, validation_loss = Smoothed(), Smoothed(), None
-        with stop_between_steps() as stop, progress_bar(config.steps, self.step) as bar:
+        with stop_between_steps() as stop, progress_bar(config.steps, initial=self.step, unit="step") as bar:
             while self.step < config.steps and not stop():
                 start = time.perf_counter()
                 loss.add(self.train_step())
@@ -157,9 +157,9 @@ class Smoothed:
         self.value = number if math.isnan(self.value) else 0.95 * self.value + 0.05 * number
 
 
-def progress_bar(steps: int, initial: int) -> Any:
-    """Return a tqdm bar over the steps; where the output is no terminal, a line now and then."""
-    bar = tqdm(total=steps, initial=initial, unit="step", dynamic_ncols=True)
+def progress_bar(total: int, **options: Any) -> Any:
+    """Return a tqdm bar with tqdm's options; where the output is no terminal, a line now and then."""
+    bar = tqdm(total=total, dynamic_ncols=True, **options)
     if not bar.fp.isatty():
         bar.mininterval = 10
     return bar

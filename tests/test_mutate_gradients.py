@@ -2,36 +2,33 @@
 
 import ast
 import functools
-import importlib
 import json
 import os
 import re
-import subprocess
+import shutil
 import sys
-from pathlib import Path
 
 import pytest
+from running import SCRIPTS, run
 
-ROOT = Path(__file__).parent.parent
-SCRIPT = ROOT / "scripts" / "mutate_gradients.py"
-sys.path.insert(0, str(SCRIPT.parent))
-tool = importlib.import_module("mutate_gradients")
+sys.path.insert(0, str(SCRIPTS))
+import mutate_gradients
+from mutation import equivalent, mutants, scope
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="the tool forks")
 
 
 @functools.cache
 def made(forward):
-    """Return the scope and the mutants of one run of the tool."""
-    scope = tool.FORWARD if forward else tool.BACKWARD
-    return scope, tool.make(tool.MODULES, scope)
+    """Return the mutants of all modules."""
+    return mutants.make_mutants(scope.MODULES, scope.FORWARD if forward else scope.BACKWARD)
 
 
 def changes(kind, line):
     """Return what a kind of mistake makes of a line."""
     inside = f"{line} pass" if line.endswith(":") else line
     source = f"class A:\n    def backward(self):\n        {inside}\n"
-    return [m.new for m in tool.mutants_of("norm", source, {"backward"}) if m.kind == kind]
+    return [m.new for m in mutants.mutants_of("norm", source, {"backward"}) if m.kind == kind]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +75,7 @@ def changes(kind, line):
     ],
 )
 def test_the_mistakes(kind, line, want):
-    assert changes(kind, line) == [tool.normal(new) for new in want]
+    assert changes(kind, line) == [equivalent.normal(new) for new in want]
 
 
 def test_letters_of_an_einsum_are_swapped_and_replaced_but_not_just_renamed():
@@ -100,33 +97,33 @@ def backward(x: f(1)) -> f(2):
         raise ValueError(f"{x + 4}")
     raise ValueError(5)
 '''
-    mutants = list(tool.mutants_of("norm", source, {"backward"}))
-    assert [(m.old, m.new) for m in mutants] == [("y: f(3)", "pass"), ("if x:", "if True:"), ("if x:", "if False:")]
+    found = mutants.mutants_of("norm", source, {"backward"})
+    assert [(m.old, m.new) for m in found] == [("y: f(3)", "pass"), ("if x:", "if True:"), ("if x:", "if False:")]
 
 
 def test_a_mutant_is_the_file_with_its_function_changed_and_no_two_are_the_same():
     for forward in (False, True):
-        for module, mutants in made(forward)[1].items():
-            assert len({m.source for m in mutants}) == len(mutants)
-            original = dict(tool.functions_of(ast.parse(tool.MODULES[module].read_text("utf-8"))))
-            for m in mutants[::50]:
-                changed = dict(tool.functions_of(ast.parse(m.source)))
+        for module, found in made(forward).items():
+            assert len({m.source for m in found}) == len(found)
+            original = dict(mutants.functions_of(ast.parse(scope.MODULES[module].read_text("utf-8"))))
+            for m in found[::50]:
+                changed = dict(mutants.functions_of(ast.parse(m.source)))
                 different = [name for name in original if ast.dump(original[name]) != ast.dump(changed[name])]
                 assert original.keys() == changed.keys() and different == [m.function]
 
 
 @pytest.mark.parametrize("name", ["backward", "forward"])
 def test_every_backward_and_every_forward_has_mutants(name):
-    _, mutants = made(name == "forward")
-    for module, path in tool.MODULES.items():
-        for function, _ in tool.functions_of(ast.parse(path.read_text("utf-8"))):
+    found = made(name == "forward")
+    for module, path in scope.MODULES.items():
+        for function, _ in mutants.functions_of(ast.parse(path.read_text("utf-8"))):
             if function.endswith(f".{name}"):
-                assert function in {m.function for m in mutants[module]}, function
+                assert function in {m.function for m in found[module]}, function
 
 
 def test_every_equivalent_mutant_is_one_that_is_made_and_has_a_reason():
-    reasons = tool.equivalents(tool.EQUIVALENT)  # raises if one stands twice or has no reason
-    keys = {m.key for forward in (False, True) for mutants in made(forward)[1].values() for m in mutants}
+    reasons = equivalent.read_reasons(equivalent.EQUIVALENT)  # raises if one stands twice or has no reason
+    keys = {m.key for forward in (False, True) for found in made(forward).values() for m in found}
     assert [key for key in reasons if key not in keys] == []
 
 
@@ -147,31 +144,30 @@ def test_an_equivalent_without_a_reason_or_listed_twice_is_refused(tmp_path, ent
     path = tmp_path / "list.toml"
     path.write_text(entries)
     with pytest.raises(ValueError, match=named):
-        tool.equivalents(path)
+        equivalent.read_reasons(path)
 
 
 @pytest.fixture
 def project(tmp_path):
     """Make a package of one backward, and return a function that runs the tool on it with some test."""
-    layers, tests, scripts = (tmp_path / name for name in ("numpygpt/layers", "tests", "scripts"))
-    for folder in (layers, tests, scripts):
-        folder.mkdir(parents=True)
+    layers, tests = tmp_path / "numpygpt" / "layers", tmp_path / "tests"
+    layers.mkdir(parents=True)
+    tests.mkdir()
     (tmp_path / "numpygpt" / "__init__.py").touch()
     (layers / "double.py").write_text("# The gradient of 2 x.\ndef backward(dy):\n    return 2 * dy\n")
     (tmp_path / "setup.cfg").touch()
     (tests / "test_refusals.py").touch()
-    (scripts / SCRIPT.name).write_text(SCRIPT.read_text("utf-8"), "utf-8")
+    scripts = shutil.copytree(SCRIPTS, tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
 
-    def run(test, *flags, equivalent=""):
+    def run_with(test, listed=""):
         (tests / "test_double.py").write_text(
             f"from numpygpt.layers.double import backward\n\ndef test():\n    assert {test}\n"
         )
-        (tests / "equivalent_mutants.toml").write_text(equivalent)
-        command = [sys.executable, scripts / SCRIPT.name, "--only", "double", *flags]
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        (tests / "equivalent_mutants.toml").write_text(listed)
+        environment = os.environ | {"PYTHONPATH": str(SCRIPTS.parent), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        return run(scripts / "mutate_gradients.py", "--only", "double", env=environment)
 
-    return run
+    return run_with
 
 
 @needs_fork
@@ -188,9 +184,7 @@ def test_a_survivor_is_reported_with_its_line_and_status_1(project):
 
 @needs_fork
 def test_all_killed_or_equivalent_is_status_0(project):
-    result = project(
-        "backward(1) == 2", equivalent=entry("return 2*dy", "return 2", "untrue, but the tool believes it")
-    )
+    result = project("backward(1) == 2", entry("return 2*dy", "return 2", "untrue, but the tool believes it"))
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1].split() == ["all", "4", "3", "0", "1"]
 
@@ -207,16 +201,16 @@ def test_tests_that_fail_without_a_mutant_are_refused(project):
 def main(monkeypatch, capsys, tmp_path):
     """Return a function that runs the tool here, up to where it would test."""
 
-    def run(*flags, equivalent=""):
+    def main_with(*flags, listed=""):
         path = tmp_path / "equivalent_mutants.toml"
-        path.write_text(equivalent)
-        monkeypatch.setattr(tool, "EQUIVALENT", path)
-        monkeypatch.setattr(sys, "argv", [SCRIPT.name, *flags])
+        path.write_text(listed)
+        monkeypatch.setattr(mutate_gradients, "EQUIVALENT", path)
+        monkeypatch.setattr(sys, "argv", ["mutate_gradients.py", *flags])
         with pytest.raises(SystemExit) as error:
-            sys.exit(tool.main())
+            sys.exit(mutate_gradients.main())
         return error.value.code, *capsys.readouterr()
 
-    return run
+    return main_with
 
 
 def test_mutants_can_be_listed_without_a_test(main):
@@ -226,7 +220,7 @@ def test_mutants_can_be_listed_without_a_test(main):
 
 
 @pytest.mark.parametrize(
-    ("flags", "equivalent", "named"),
+    ("flags", "listed", "named"),
     [
         (["--only", "nrom"], "", "'nrom'.* norm,"),
         (["--jobs", "0"], "", "at least 1, not 0"),
@@ -236,8 +230,8 @@ def test_mutants_can_be_listed_without_a_test(main):
         ([], "[[mutant]]\nmodule = 'dropout'", "equivalent_mutants.toml.*'function'"),
     ],
 )
-def test_a_mistake_is_one_line_and_status_2(main, flags, equivalent, named):
-    status, out, err = main(*flags, equivalent=equivalent)
+def test_a_mistake_is_one_line_and_status_2(main, flags, listed, named):
+    status, out, err = main(*flags, listed=listed)
     assert status == 2 and out == "" and err.count("\n") == 1
     assert re.search(named, err), err
 

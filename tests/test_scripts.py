@@ -103,6 +103,7 @@ def test_a_reader_that_goes_away_costs_no_training(text, tmp_path):
     command = [sys.executable, SCRIPTS / "train_shakespeare.py", *map(str, args)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
+        process.stdout.readline()  # the last one before training
         process.stdout.close()
         stderr = process.stderr.read()
         assert process.wait(timeout=60) != 0

@@ -1,4 +1,5 @@
 import dataclasses
+import io
 import os
 import signal
 
@@ -9,7 +10,7 @@ from numpygpt.config import TransformerConfig
 from numpygpt.data import sequential_batches
 from numpygpt.layers import CrossEntropy
 from numpygpt.model import TransformerLM
-from numpygpt.train import TrainConfig, Trainer
+from numpygpt.train import TrainConfig, Trainer, progress_bar
 
 TOKENS = np.tile(np.arange(7), 40)  # each token tells the next
 
@@ -129,3 +130,12 @@ def test_each_evaluation_is_reported_before_the_run_goes_on():
 def test_a_warmup_longer_than_the_run_is_refused():
     with pytest.raises(ValueError, match="warmup_steps 11"):
         TrainConfig(steps=10, warmup_steps=11)
+
+
+def test_a_progress_bar_writes_seldom_where_the_output_is_no_terminal():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    assert progress_bar(3, file=Terminal()).mininterval < 1  # second
+    assert progress_bar(3, file=io.StringIO()).mininterval == 10
