@@ -59,6 +59,13 @@ def make(place, **fields):
 
 
 @places
+def test_gradients_with_dropout_in_either_place(place):
+    block = make(place, dropout=0.5)
+    check_along(Reseeded(block), np.random.default_rng(1).standard_normal((2, 3, 8)))
+    assert all(np.count_nonzero(dropout.saved == 0) for dropout in (block.dropout1, block.dropout2))
+
+
+@places
 def test_each_half_is_x_plus_its_sublayer_with_the_norm_before_or_behind(place):
     block, x = make(place), np.random.default_rng(1).standard_normal((2, 3, 8))
     ln1, attn, ln2, ffn = block.ln1, block.attn, block.ln2, block.ffn
