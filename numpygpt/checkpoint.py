@@ -1,84 +1,100 @@
-"""What a model learned, in a folder: `model.safetensors`, written whole or not at all.
+"""A moment of a run, in a folder: what the model has learned, and all that is needed to go on from there.
 
-The file holds the parameters by name, and in its header, under the key "numpygpt", a JSON object of format version,
-TransformerConfig and a small `state`. No pickle anywhere: reading a file runs none of it.
+    runs/shakespeare/                the run: config.json, metrics.jsonl, tokenizer.json, and
+        step-00000500/               a checkpoint
+            model.safetensors        weights, and in its header format version, TransformerConfig and `state`
+            training.safetensors     the optimiser's moments
+            tokenizer.json
+        step-00001000/
+
+Why a folder each: the files of one moment must never meet those of another, and no file system replaces several files
+in one move. A folder it does rename in one. So each checkpoint is written and fsynced under a temporary name, then
+renamed to one that didn't exist; nothing is ever written over, and older ones are deleted after that only. Whatever
+carries a checkpoint's name is therefore whole, unless the disk damaged it, and this the checksums find.
 """
 
 import dataclasses
-import json
-import os
-import tempfile
+import hashlib
+import math
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.numpy
-
+from numpygpt import durable, tensorfile
 from numpygpt.array import mover
 from numpygpt.config import TransformerConfig
 from numpygpt.model import TransformerLM
+from numpygpt.optim import Adam
+from numpygpt.tensorfile import CheckpointError
+from numpygpt.tokenizer import Tokenizer
 
-FORMAT = 1
-FILE = "model.safetensors"
+FORMAT = 2  # 1 had neither checksums nor training.safetensors; it is still read
+MODEL, TRAINING, TOKENIZER = "model.safetensors", "training.safetensors", "tokenizer.json"
 
 
-class CheckpointError(ValueError):
-    """A folder that can't be read as a model; the message is one line and names the file."""
+def save(
+    folder: str | Path,
+    model: TransformerLM,
+    optimizer: Adam | None = None,
+    state: dict[str, Any] | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> None:
+    """Make the checkpoint `folder`: the model, and what else is given, in one move.
 
-
-def save(folder: str | Path, model: TransformerLM, state: dict[str, Any] | None = None) -> None:
-    """Write `model` and `state` (anything JSON holds) into `folder`, which is made if need be.
-
-    Until the new file is whole and on the disk, the old one stays; then it is replaced in one move.
+    `state` is anything JSON holds; the tokenizer's fingerprint is added to it as "tokenizer". Raises FileExistsError
+    if `folder` holds something already, and OSError if the disk refuses; then nothing is left behind.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     to_host = mover("cpu")
-    tensors = {name: to_host(value) for name, value in model.state_dict().items()}
-    header = {"format": FORMAT, "config": dataclasses.asdict(model.config), "state": state or {}}
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=FILE, suffix=".tmp")
-    try:
-        with open(handle, "wb") as file:
-            file.write(safetensors.numpy.save(tensors, {"numpygpt": json.dumps(header)}))
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner reads
-        os.replace(temporary, folder / FILE)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def check_writable(folder: str | Path) -> None:
-    """Raise OSError unless `save` will be able to write into `folder`, which is made if need be."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    if (folder / FILE).is_dir():
-        raise IsADirectoryError(f"{folder / FILE} is a folder, where the model would be saved")
-    with tempfile.TemporaryFile(dir=folder):
-        pass
+    weights = {name: to_host(value) for name, value in model.state_dict().items()}
+    state = dict(state or {})
+    header = {"format": FORMAT, "config": dataclasses.asdict(model.config), "state": state}
+    with durable.new_folder(Path(folder)) as new:
+        if tokenizer is not None:
+            tokenizer.save(new)
+            state["tokenizer"] = tokenizer.fingerprint
+            header["tokenizer_sha256"] = hashlib.sha256((new / TOKENIZER).read_bytes()).hexdigest()
+        seal = tensorfile.write(new / MODEL, weights, header)
+        if optimizer is not None:
+            moments = {name: to_host(value) for name, value in optimizer.state_dict().items()}
+            tensorfile.write(new / TRAINING, moments, {"format": FORMAT, "model": seal})
 
 
 def load(folder: str | Path) -> tuple[TransformerLM, dict[str, Any]]:
     """Return the model saved in `folder`, in evaluation mode and the dtype it was saved in, and its state.
 
-    Raises CheckpointError if the folder has no such file, or the file is damaged or of another kind.
+    `folder` is a checkpoint, or a run, whose newest checkpoint is taken. Raises CheckpointError if there is none, or
+    if it is damaged or of another kind.
     """
-    path = Path(folder, FILE)
-    if not path.is_file():
-        raise CheckpointError(f"{path} doesn't exist: give the folder of a trained model")
+    model, header, _ = read_model(find(folder) / MODEL)
+    return model.eval(), header["state"]
+
+
+def load_optimizer(folder: str | Path, optimizer: Adam) -> None:
+    """Give `optimizer`, made for the loaded model, the moments saved beside it.
+
+    Raises CheckpointError, and changes nothing, if they are missing, damaged or another model's.
+    """
+    folder = find(folder)
+    _, _, seal = tensorfile.read(folder / MODEL)
+    read_moments(folder / TRAINING, seal, optimizer)
+
+
+def check(folder: Path) -> None:
+    """Raise CheckpointError unless training can go on from this checkpoint: every file whole, and of one moment."""
+    model, header, seal = read_model(folder / MODEL)
+    path, expected = folder / TOKENIZER, header.get("tokenizer_sha256")
+    if expected and not path.is_file():
+        raise CheckpointError(f"{path} doesn't exist")
+    if expected and hashlib.sha256(path.read_bytes()).hexdigest() != expected:
+        raise CheckpointError(f"{path} is damaged: it doesn't have the checksum it was written with")
+    read_moments(folder / TRAINING, seal, Adam(model.parameters()))
+
+
+def read_model(path: Path) -> tuple[TransformerLM, dict[str, Any], str]:
+    """Return the model in a file, the file's header and its seal; CheckpointError if it can't be."""
+    tensors, header, seal = tensorfile.read(path)
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
-    except (safetensors.SafetensorError, OSError, TypeError, AttributeError, MemoryError) as error:
-        raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from error
-    if "numpygpt" not in metadata:
-        raise CheckpointError(f"{path} wasn't written by this program: its header has no entry 'numpygpt'")
-    try:
-        header = json.loads(metadata["numpygpt"])
-        if header["format"] != FORMAT:
-            raise ValueError(f"it has format {header['format']!r}, and this program reads {FORMAT}")
+        if header["format"] not in (1, FORMAT):
+            raise ValueError(f"it has format {header['format']!r}, and this program reads 1 and {FORMAT}")
         config, state = TransformerConfig.from_dict(header["config"]), header["state"]
         dtypes = {tensor.dtype for tensor in tensors.values()}
         if len(dtypes) != 1:
@@ -89,4 +105,76 @@ def load(folder: str | Path) -> tuple[TransformerLM, dict[str, Any]]:
         model.load_state_dict(tensors)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError) as error:
         raise CheckpointError(f"{path} holds no model of ours: {error}") from error
-    return model.eval(), state
+    return model, header, seal
+
+
+def read_moments(path: Path, seal: str, optimizer: Adam) -> None:
+    """Give `optimizer` the moments in a file that was written with the model of this seal, or CheckpointError."""
+    tensors, header, _ = tensorfile.read(path)
+    if header.get("model") != seal:
+        raise CheckpointError(f"{path} belongs to another {MODEL} than the one beside it")
+    try:
+        optimizer.load_state_dict(tensors)
+    except ValueError as error:
+        raise CheckpointError(f"{path} doesn't fit this optimiser: {error}") from error
+
+
+def of_step(run: Path, step: int) -> Path:
+    """Return the folder of a run's checkpoint after `step` updates."""
+    return run / f"step-{step:08d}"
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Return the folders of a run's checkpoints, newest first, without a look inside."""
+    return sorted((path for path in run.glob("step-*") if path.name[5:].isdigit()), key=lambda p: -int(p.name[5:]))
+
+
+def find(folder: str | Path) -> Path:
+    """Return `folder` if it is a checkpoint, and the newest checkpoint if it is a run; else CheckpointError."""
+    folder = Path(folder)
+    if (folder / MODEL).exists():
+        return folder
+    if found := checkpoints(folder):
+        return found[0]
+    raise CheckpointError(f"{folder / MODEL} doesn't exist: give the folder of a trained model")
+
+
+def newest_whole(run: Path) -> tuple[Path | None, dict[Path, CheckpointError]]:
+    """Return a run's newest checkpoint that training can go on from, and what is wrong with those after it."""
+    damaged = {}
+    for folder in checkpoints(run):
+        try:
+            check(folder)
+        except CheckpointError as error:
+            damaged[folder] = error
+        else:
+            return folder, damaged
+    return None, damaged
+
+
+def prune(run: Path, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints and the best, and what crashes have left.
+
+    The best is the one with the lowest `state["validation_loss"]`.
+    """
+    durable.remove_leftovers(run)
+    found = checkpoints(run)
+    for folder in set(found[keep:]) - {min(found, key=validation_loss, default=None)}:
+        durable.remove_folder(folder)
+
+
+def validation_loss(folder: Path) -> float:
+    """Return the validation loss that a checkpoint was saved with; infinity if there is none to be read."""
+    try:
+        loss = tensorfile.read_header(folder / MODEL)["state"]["validation_loss"]
+    except (CheckpointError, KeyError, TypeError):
+        return math.inf
+    return loss if isinstance(loss, float) else math.inf
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename a damaged checkpoint, so that its name is free for a whole one; return its new place."""
+    aside = folder.with_name(f"damaged-{folder.name}")
+    if aside.exists():
+        durable.remove_folder(aside)
+    return folder.rename(aside)

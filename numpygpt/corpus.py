@@ -1,4 +1,4 @@
-r"""Where the training text comes from: Shakespeare's plays, tiny Shakespeare, or a file of yours.
+r"""Where the training text comes from: Shakespeare's plays, tiny Shakespeare, or texts of yours.
 
 Every corpus is one string, the same on every machine. The plays come out in the form of tiny Shakespeare
 (Karpathy's char-rnn): a speaker's name and a colon, the lines of the speech, an empty line.
@@ -11,18 +11,23 @@ was made by machine from the MIT edition, as tiny Shakespeare was, and not witho
 have a pattern below, single ones an entry in REPAIRS; words broken inside a line ("with in") are left as is.
 """
 
+import codecs
 import hashlib
 import importlib.util
+import io
 import os
 import re
 import tempfile
 import urllib.request
+from collections.abc import Iterable, Iterator
 from http.client import HTTPException
 from pathlib import Path
 
 PLAYS_SHA256 = "1d12e8de1757b22c5cc29725a5f4bfa2c152565b81faf8f961ecf9d9ec2db549"
 TINY_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 TINY_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+SEPARATOR = "\n\n"  # between the files of a folder
+LAST_WORD_END = re.compile(r".*\S(?=[ \n])", re.DOTALL)
 
 # Everything that is not speech: _direction_, *direction*, [direction] whatever is left of its underscores,
 # the numbered order of the coronation in Henry VIII, titles of songs and of pages.
@@ -68,15 +73,39 @@ class DataError(ValueError):
 
 
 def load_corpus(source: str = "plays") -> str:
-    """The text of a corpus: "plays", "tiny", or else the path of a UTF-8 file.
+    """The text of a corpus: "plays", "tiny", or else the path of a UTF-8 file, or of a folder of them.
 
-    Line ends become "\\n" and a byte-order mark is dropped. Raises DataError when the text cannot be had.
+    Of a folder, the files `*.txt` in the order of their names, with SEPARATOR between them. Line ends become "\\n" and
+    a byte-order mark is dropped. Raises DataError when the text cannot be had.
     """
+    return "".join(corpus_pieces(source))
+
+
+def corpus_pieces(source: str = "plays", size: int = 2**20) -> Iterator[str]:
+    """The same text in pieces, cut as `at_words` does; files are read `size` bytes at a time, never as a whole."""
     if source == "plays":
-        return plays_text(_plays_markdown())
+        return at_words([plays_text(_plays_markdown())])
     if source == "tiny":
-        return _tiny_shakespeare().decode("utf-8")
-    return _read_text(Path(source))
+        return at_words([_tiny_shakespeare().decode("utf-8")])
+    return at_words(_read_text(Path(source), size))
+
+
+def at_words(chunks: Iterable[str]) -> Iterator[str]:
+    """The same text, cut only between a character that is no white space and a space or line break after it.
+
+    There a tokenizer that looks at one word at a time gives the pieces the tokens of the whole.
+    """
+    held: list[str] = []  # what came since the last cut
+    for chunk in filter(None, chunks):
+        before = held[-1][-1] if held else ""
+        if cut := LAST_WORD_END.match(before + chunk):
+            stop = cut.end() - len(before)
+            yield "".join([*held, chunk[:stop]])
+            held = [chunk[stop:]]
+        else:
+            held.append(chunk)
+    if held:
+        yield "".join(held)
 
 
 def plays_text(markdown: str) -> str:
@@ -154,17 +183,44 @@ def _check_sha256(content: bytes, expected: str, name: str, remedy: str) -> None
         raise DataError(f"{name}: SHA-256 is {found}, expected {expected}: {remedy}")
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, size: int) -> Iterator[str]:
+    """The text of a file or of a folder, `size` bytes at a time."""
+    if not path.is_dir():
+        yield from _read_file(path, size)
+        return
+    files = sorted(path.glob("*.txt"))
+    if not files:
+        raise DataError(f"{path} is a folder without *.txt files: give 'plays', 'tiny' or the path of a text")
+    for number, file in enumerate(files):
+        if number:
+            yield SEPARATOR
+        yield from _read_file(file, size)
+
+
+def _read_file(path: Path, size: int) -> Iterator[str]:
+    utf8 = codecs.getincrementaldecoder("utf-8")()
+    lines = io.IncrementalNewlineDecoder(utf8, translate=True)
+    read, beginning, blank = 0, True, True
     try:
-        text = path.read_bytes().decode("utf-8")
+        with open(path, "rb") as file:
+            while True:
+                content = file.read(size)
+                start = read - len(utf8.getstate()[0])  # the bytes of an unfinished character are decoded again
+                text = lines.decode(content, final=not content)
+                read += len(content)
+                if text and beginning:
+                    text, beginning = text.removeprefix("\ufeff"), False
+                blank = blank and not text.strip("\ufeff \t\r\n")
+                yield text
+                if not content:
+                    break
     except OSError as error:
         raise DataError(
             f"cannot read {path} ({error.strerror}): give 'plays', 'tiny' or the path of a text file"
         ) from error
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path} is not UTF-8 at byte {error.start}: convert it, for example with iconv -t utf-8"
+            f"{path} is not UTF-8 at byte {start + error.start}: convert it, for example with iconv -t utf-8"
         ) from error
-    if not text.strip("\ufeff \t\r\n"):
+    if blank:
         raise DataError(f"{path} holds no text: give a file with more than white space")
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")

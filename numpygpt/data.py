@@ -1,122 +1,37 @@
-"""Text to token ids and back, and token ids to batches.
+"""From a row of token ids to batches.
 
 A language model learns to name the next token, so a batch is two arrays of the same shape: `inputs`, windows
-of a long row of ids, and `targets`, the same windows one id later.
+of a long row of ids, and `targets`, the same windows one id later. The row may be a memory map: a batch is copied out
+of it and its pages are let go. Tokenizers and files of tokens are in tokenizer.py and tokens.py, and named here too.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Self
 
 import numpy as np
 from jaxtyping import Integer
-from numpy.typing import ArrayLike
 
 from numpygpt.array import check_positive
 from numpygpt.corpus import DataError
+from numpygpt.tokenizer import BPETokenizer, CharTokenizer, Ids, Tokenizer, load_tokenizer, per_character
+from numpygpt.tokens import let_go, open_tokens, write_tokens
 
-Ids = Integer[np.ndarray, "_"]  # a row of ids of any length
+__all__ = [
+    "BPETokenizer",
+    "Batch",
+    "CharTokenizer",
+    "DataError",
+    "Ids",
+    "Tokenizer",
+    "load_tokenizer",
+    "open_tokens",
+    "per_character",
+    "random_batch",
+    "sequential_batches",
+    "split",
+    "write_tokens",
+]
+
 Batch = tuple[Integer[np.ndarray, "batch length"], Integer[np.ndarray, "batch length"]]
-
-
-class CharTokenizer:
-    """One id for each character; ids follow the order of the code points.
-
-    Lossless for every character it was trained on, line ends of any kind included. Two tokenizers are equal
-    when their fingerprints are.
-    """
-
-    kind = "char"
-
-    def __init__(self, vocabulary: str):
-        """`vocabulary`: every character once, in the order of the code points."""
-        self.vocabulary = vocabulary
-        self.vocab_size = len(vocabulary)
-        description = json.dumps([self.kind, vocabulary])
-        self.fingerprint = hashlib.sha256(description.encode()).hexdigest()[:16]
-        self._code_points = _code_points(vocabulary)
-        self._dtype = np.min_scalar_type(self.vocab_size - 1)
-
-    @classmethod
-    def train(cls, text: str) -> Self:
-        """The tokenizer of the characters in `text`. Raises DataError if there are none, or half of one."""
-        if not text:
-            raise DataError("a tokenizer cannot be trained on an empty text: give at least one character")
-        vocabulary = "".join(sorted(set(text)))
-        for character in vocabulary:
-            if "\ud800" <= character <= "\udfff":
-                raise DataError(
-                    f"the text holds the lone surrogate {_named(character)}, half of a UTF-16 pair and no "
-                    "character: decode the text as what it is"
-                )
-        return cls(vocabulary)
-
-    def encode(self, text: str) -> Ids:
-        """The ids of `text`, in the smallest unsigned dtype that holds the vocabulary (uint8 up to 256).
-
-        Raises DataError that names the first character outside the vocabulary and its position, from 0.
-        """
-        points = _code_points(text)
-        ids = np.searchsorted(self._code_points, points)
-        known = self._code_points[np.minimum(ids, self.vocab_size - 1)] == points
-        if not known.all():
-            position = int(np.argmin(known))
-            raise DataError(
-                f"the character {_named(text[position])} at position {position} is not among the "
-                f"{self.vocab_size} of the vocabulary {_shortened(self.vocabulary)}: "
-                "leave it out, or train on text that has it"
-            )
-        return ids.astype(self._dtype)
-
-    def decode(self, ids: ArrayLike) -> str:
-        """The text of `ids`, integers. Raises DataError that names the first id out of range."""
-        ids = np.asarray(ids)
-        if ids.size == 0:
-            return ""
-        if ids.dtype.kind not in "iu":
-            raise DataError(f"ids must be integers, and these are {ids.dtype}")
-        legal = (ids >= 0) & (ids < self.vocab_size)
-        if not legal.all():
-            position = int(np.argmin(legal))
-            raise DataError(
-                f"the id {ids.flat[position]} at position {position} is not one of "
-                f"0 to {self.vocab_size - 1}: these ids are another tokenizer's"
-            )
-        return self._code_points[ids].tobytes().decode("utf-32-le")
-
-    def save(self, folder: str | Path) -> None:
-        """Write `tokenizer.json` into `folder`, which is made if need be."""
-        content = {"kind": self.kind, "fingerprint": self.fingerprint, "vocabulary": self.vocabulary}
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        Path(folder, "tokenizer.json").write_text(
-            json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
-        )
-
-    @classmethod
-    def load(cls, folder: str | Path) -> Self:
-        """The tokenizer saved in `folder`. Raises DataError if it is missing, damaged or of another kind."""
-        path = Path(folder, "tokenizer.json")
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            kind, vocabulary, fingerprint = (content[key] for key in ("kind", "vocabulary", "fingerprint"))
-            if kind != cls.kind:
-                raise DataError(f"{path} holds a tokenizer of kind {kind!r}, not {cls.kind!r}")
-            tokenizer = cls(vocabulary)
-        except OSError as error:
-            raise DataError(f"cannot read {path} ({error.strerror}): give the folder of a model") from error
-        except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise DataError(f"{path} is not a tokenizer: {error!r}") from error
-        if tokenizer.fingerprint != fingerprint:
-            raise DataError(f"{path} is damaged: its vocabulary does not have the fingerprint {fingerprint}")
-        return tokenizer
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CharTokenizer) and self.fingerprint == other.fingerprint
-
-    def __hash__(self) -> int:
-        return hash(self.fingerprint)
 
 
 def split(tokens: Ids, context_length: int, held_out: float = 0.1) -> tuple[Ids, Ids]:
@@ -142,7 +57,8 @@ def random_batch(tokens: Ids, batch_size: int, context_length: int, rng: np.rand
     check_positive(batch_size=batch_size, context_length=context_length)
     _check_length(tokens, context_length, "row of tokens")
     starts = rng.integers(len(tokens) - context_length, size=batch_size)
-    windows = tokens[starts[:, None] + np.arange(context_length + 1)].astype(np.int64)
+    windows = np.array(tokens[starts[:, None] + np.arange(context_length + 1)], np.int64)
+    let_go(tokens)
     return windows[:, :-1], windows[:, 1:]
 
 
@@ -161,7 +77,8 @@ def sequential_batches(tokens: Ids, batch_size: int, context_length: int) -> Ite
     if full < num_targets:
         bounds.append((full, num_targets, num_targets - full))
     for start, stop, length in bounds:
-        window = tokens[start : stop + 1].astype(np.int64)
+        window = np.array(tokens[start : stop + 1], np.int64)
+        let_go(tokens)
         yield window[:-1].reshape(-1, length), window[1:].reshape(-1, length)
 
 
@@ -171,15 +88,3 @@ def _check_length(tokens: Ids, context_length: int, name: str) -> None:
             f"the {name} has {len(tokens)} tokens and a context of {context_length} needs "
             f"{context_length + 1} (one more, for the last target): use a longer text or a shorter context"
         )
-
-
-def _code_points(text: str) -> Integer[np.ndarray, "length"]:
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
-
-
-def _named(character: str) -> str:
-    return f"{character!r} (U+{ord(character):04X})"
-
-
-def _shortened(text: str, limit: int = 100) -> str:
-    return repr(text) if len(text) <= limit else repr(text[:limit]) + "..."

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from numpygpt.array import Array, check_ids
+from numpygpt.cache import KeyValueCache
 from numpygpt.config import TransformerConfig
 from numpygpt.init import Seed
 from numpygpt.layers.block import DecoderBlock, make_norm, make_rope
@@ -83,11 +84,19 @@ class TransformerLM(Module):
                 p.value = (std * rng.standard_normal(p.shape)).astype(p.value.dtype)
 
     def forward(
-        self, token_ids: Integer[Array, "... seq"], token_positions: Integer[Array, "... seq"] | None = None
+        self,
+        token_ids: Integer[Array, "... seq"],
+        token_positions: Integer[Array, "... seq"] | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Float[Array, "... seq vocab"]:
         """Return the logits (..., seq, V) for integer ids (..., seq), seq at most the context length.
 
         Logits at a position are for the token after it. Positions are 0..seq-1 unless given.
+
+        With a `cache` (see new_cache) the ids go on from those that it holds, and their keys and values are added to
+        it. The logits are those that one pass over the whole text has at the new ids (in evaluation; dropout draws
+        anew). ValueError, and nothing is changed, if the ids don't fit the context or the cache is for another batch or
+        model. A backward after such a forward is refused.
         """
         check_ids(token_ids, self.config.vocab_size, "token id")
         if token_ids.size == 0 or token_ids.ndim == 0:
@@ -95,17 +104,24 @@ class TransformerLM(Module):
         seq = token_ids.shape[-1]
         if seq > self.config.context_length:
             raise ValueError(f"a sequence of {seq} tokens doesn't fit context_length {self.config.context_length}")
+        if cache is not None:
+            if cache.config != self.config:
+                raise ValueError("the cache is of a model of another config: make one with this model's new_cache")
+            token_positions = cache.positions_of(token_ids, token_positions)
         x = self.token_embeddings.forward(token_ids)  # (1)
         if token_positions is None:
             token_positions = np.arange(seq, like=token_ids)
         if self.positions is not None:
             x = self.positions.forward(x, token_positions)  # (1)
         x = self.dropout.forward(x)  # (1)
-        for block in self.layers:
-            x = block.forward(x, token_positions)  # (2)
+        for i, block in enumerate(self.layers):
+            x = block.forward(x, token_positions, cache=cache.layers[i] if cache is not None else None)  # (2)
         if self.ln_final is not None:
             x = self.ln_final.forward(x)  # (3)
-        return self.lm_head.forward(x)  # (4)
+        logits = self.lm_head.forward(x)  # (4)
+        if cache is not None:
+            del self.lm_head.saved  # so that backward is refused before it adds anything
+        return logits
 
     def backward(self, dlogits: Float[Array, "... seq vocab"]) -> None:
         """Add the gradients of all parameters, given that of the logits."""
@@ -118,6 +134,14 @@ class TransformerLM(Module):
         if self.positions is not None:
             dx = self.positions.backward(dx)  # (1)
         self.token_embeddings.backward(dx)  # (1), (5)
+
+    def new_cache(self, batch_size: int | tuple[int, ...] = ()) -> KeyValueCache:
+        """Return an empty cache for `forward` with ids (batch_size, seq); of the model's dtype and device.
+
+        A tuple stands for several batch axes, () for none.
+        """
+        batch_shape = batch_size if isinstance(batch_size, tuple) else (batch_size,)
+        return KeyValueCache(self.config, batch_shape, self.flat.value)
 
     def next_token_probs(self, token_ids: Integer[Array, "... seq"]) -> Float[Array, "... vocab"]:
         """Return the probabilities of the token after the last one: softmax of the last position's logits.

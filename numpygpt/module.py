@@ -175,7 +175,7 @@ class Module:
 
     def __getattr__(self, name: str) -> Any:
         if name == "saved":
-            raise AttributeError(f"{type(self).__name__}: backward needs a forward before it")
+            raise AttributeError(f"{type(self).__name__}: backward needs a forward before it, and one without a cache")
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def children(self) -> Iterator[tuple[str, "Module"]]:
@@ -198,9 +198,14 @@ class Module:
 
     def modules(self) -> Iterator["Module"]:
         """Yield this module and all below it (one that is shared comes more than once)."""
-        yield self
-        for _, child in self.children():
-            yield from child.modules()
+        for _, module in self.named_modules():
+            yield module
+
+    def named_modules(self, name: str = "") -> Iterator[tuple[str, "Module"]]:
+        """Yield this module under `name`, and all below it with their dotted names (one that is shared under each)."""
+        yield name, self
+        for child_name, child in self.children():
+            yield from child.named_modules(f"{name}.{child_name}" if name else child_name)
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """Yield each parameter once, with its dotted name; a tied one under the first of its names."""

@@ -171,6 +171,35 @@ class Adam:
             p *= 1 - lr * decay  # AdamW (1)
         p -= step  # (4)
 
+    def state_dict(self) -> dict[str, Array]:
+        """Return a copy of the steps made, "t", and of the moments, "m." and "v." before each parameter's name."""
+        moments = {name: moment.copy() for name, moment in self._named_moments()}
+        return {"t": np.array(self.t), **moments}
+
+    def load_state_dict(self, state: dict[str, Array]) -> None:
+        """Copy steps and moments from `state`. Raises ValueError, before any change, unless names and shapes match."""
+        own = dict(self._named_moments())
+        missing, unknown = sorted({"t", *own} - state.keys()), sorted(state.keys() - {"t", *own})
+        if missing or unknown:
+            raise ValueError(f"state does not fit these parameters: missing {missing}, unknown {unknown}")
+        if state["t"].shape != () or state["t"].dtype.kind not in "iu" or state["t"] < 0:
+            raise ValueError(f"t must be one integer of at least 0, not {state['t']!r}")
+        for name, moment in own.items():
+            if (state[name].shape, state[name].dtype) != (moment.shape, moment.dtype):
+                here, given = f"{moment.shape} {moment.dtype}", f"{state[name].shape} {state[name].dtype}"
+                raise ValueError(f"{name} is {here} here and {given} in the given state")
+        self.t = int(state["t"])
+        for name, moment in own.items():
+            moment[...] = np.asarray(state[name], like=moment)
+
+    def _named_moments(self) -> Iterator[tuple[str, Array]]:
+        """Yield views of the moments in the shapes of their parameters; one without a name goes by its number."""
+        for number, p in enumerate({id(p): p for p in self.parameters}.values()):
+            i = next(i for i, s in enumerate(self.spans) if s.buffer is p.buffer and s.start <= p.offset < s.stop)
+            here = slice(p.offset - self.spans[i].start, p.offset - self.spans[i].start + p.size)
+            yield f"m.{p.name or number}", self.m[i][here].reshape(p.shape)
+            yield f"v.{p.name or number}", self.v[i][here].reshape(p.shape)
+
 
 class AdamW(Adam):
     r"""Adam with decoupled weight decay.

@@ -1,14 +1,18 @@
 r"""Sampling: from logits to a distribution, and from a prompt to a text."""
 
-from collections.abc import Collection, Iterator
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Integer
 
-from numpygpt.array import Array, mover
+from numpygpt.array import Array, check_positive, mover
+from numpygpt.cache import KeyValueCache
 from numpygpt.init import Seed
 from numpygpt.layers.softmax import Softmax
 from numpygpt.model import TransformerLM
+from numpygpt.module import Module
 
 
 def next_token_distribution(
@@ -73,6 +77,122 @@ def penalise_repetition(logits: Float[np.ndarray, "vocab"], seen: Array, penalty
     return logits
 
 
+@contextlib.contextmanager
+def evaluating(modules: Sequence[Module]) -> Iterator[None]:
+    """Let modules evaluate; then give each back its mode, and what it had kept for a pending backward."""
+    names = ("training", "saved")
+    before = [(vars(m), {name: vars(m)[name] for name in names if name in vars(m)}) for m in modules]
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for attributes, kept in before:
+            for name in names:
+                attributes.pop(name, None)
+            attributes.update(kept)
+
+
+class Draw(NamedTuple):
+    """A token id, and the distribution over the vocabulary (float64) that it was drawn from."""
+
+    token: int
+    probs: Float[np.ndarray, "vocab"]
+
+
+def generate_batch(
+    model: TransformerLM,
+    prompts: Sequence[Integer[np.ndarray, "_"]],
+    max_new_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    stop: Collection[int] = (),
+    vocab_size: int | None = None,
+    rng: Seed | Sequence[Seed] = None,
+) -> Iterator[list[Draw | None]]:
+    """Yield, up to `max_new_tokens` times, one draw for each prompt, or None for a text that has ended.
+
+    Prompts (seq,) may have different lengths, and each goes on as it would alone. Its draws are those of its own
+    generator: give a list of seeds, one for each, or one seed to spawn them from. The rest is as in `generate`.
+    """
+    texts = [checked_prompt(prompt) for prompt in prompts]
+    if not texts:
+        raise ValueError("there is no prompt to go on from")
+    if not (repetition_penalty >= 1 and np.isfinite(repetition_penalty)):
+        raise ValueError(f"repetition_penalty must be a finite number of at least 1, not {repetition_penalty!r}")
+    if vocab_size is not None:
+        check_positive(vocab_size=vocab_size)
+    if isinstance(rng, Sequence):
+        rngs = [np.random.default_rng(seed) for seed in rng]
+    else:
+        rngs = np.random.default_rng(rng).spawn(len(texts))
+    if len(rngs) != len(texts):
+        raise ValueError(f"{len(rngs)} seeds were given for {len(texts)} prompt(s)")
+    modules, context = list(model.modules()), model.config.context_length
+    starts = [max(0, len(text) - context) for text in texts]  # where in its text each window starts
+    ended = [False] * len(texts)
+    cache: KeyValueCache | None = None
+    for _ in range(max_new_tokens):
+        for i, text in enumerate(texts):
+            if len(text) - starts[i] > context:
+                starts[i] = len(text) - max(1, context // 2)
+                cache = None
+        windows = [text[start:] for text, start in zip(texts, starts, strict=True)]
+        with evaluating(modules):
+            if cache is None:
+                cache = model.new_cache(len(texts))
+                all_logits = read_windows(model, windows, cache)
+            else:
+                all_logits = read_last(model, windows, cache)
+        draws: list[Draw | None] = [None] * len(texts)
+        for i, logits in enumerate(all_logits):
+            if ended[i]:
+                continue
+            if repetition_penalty != 1:
+                logits = penalise_repetition(logits, np.array(texts[i]), repetition_penalty)
+            probs = next_token_distribution(logits[:vocab_size], temperature, top_k, top_p, min_p)
+            token = int(rngs[i].choice(probs.size, p=probs))
+            if token in stop:
+                ended[i] = True  # from here on its last token is read again and again, into the same slot
+            else:
+                texts[i].append(token)
+                draws[i] = Draw(token, probs)
+        if all(ended):
+            return
+        yield draws
+
+
+def checked_prompt(prompt_ids: Array) -> list[int]:
+    """Return the ids as a list; raise unless they are integers, and at least one."""
+    if prompt_ids.dtype.kind not in "iu":
+        raise TypeError(f"prompt_ids must be integers, not {prompt_ids.dtype}")
+    if prompt_ids.size == 0:
+        raise ValueError("the prompt is empty: give at least one token to go on from")
+    return prompt_ids.tolist()
+
+
+def read_windows(model: TransformerLM, windows: list[list[int]], cache: KeyValueCache) -> list[Array]:
+    """Read all windows into an empty cache; return the logits behind the last id of each, on the host."""
+    ids = np.zeros((len(windows), max(map(len, windows))), np.int64)  # shorter ones are filled up at the end
+    for row, window in zip(ids, windows, strict=True):
+        row[: len(window)] = window
+    logits = model.forward(np.asarray(ids, like=model.flat.value), cache=cache)
+    to_host = mover("cpu")
+    return [to_host(logits[i, len(window) - 1]) for i, window in enumerate(windows)]
+
+
+def read_last(model: TransformerLM, windows: list[list[int]], cache: KeyValueCache) -> list[Array]:
+    """Read the last id of each window, all others of which are cached; return the logits behind it, on the host."""
+    ids = np.array([[window[-1]] for window in windows])
+    positions = np.array([[len(window) - 1] for window in windows])
+    ids, positions = (np.asarray(x, like=model.flat.value) for x in (ids, positions))
+    return list(mover("cpu")(model.forward(ids, positions, cache))[:, 0])
+
+
 def generate(
     model: TransformerLM,
     prompt_ids: Integer[np.ndarray, "seq"],
@@ -84,36 +204,59 @@ def generate(
     min_p: float | None = None,
     repetition_penalty: float = 1.0,
     stop: Collection[int] = (),
+    vocab_size: int | None = None,
     rng: Seed = None,
 ) -> Iterator[int]:
     """Yield up to `max_new_tokens` ids that go on from `prompt_ids` (seq,), each as soon as it is drawn.
 
-    Past the context length the model sees a sliding window: the latest ids, counted from position 0. Drawing an
-    id in `stop` ends the text, without that id. The model evaluates (no dropout) and is put back into its mode.
-    ValueError for an empty prompt or a setting that makes no sense; see next_token_distribution for the limits.
+    The prompt is read in one pass and then each id once, by a key/value cache: the weights must stay what they are.
+    The model sees a window of the text. Of a prompt beyond the context length T, it is the last T ids. It grows by the
+    ids drawn; the one that would make it longer than T makes it start anew from the latest T // 2 ids (at least one),
+    counted from position 0. So past the context the model sees T // 2 to T ids.
+
+    Drawing an id in `stop` ends the text, without that id. Only ids below `vocab_size`, the tokenizer's, are drawn: a
+    model's own may be padded to a rounder number. Between two ids the model is as it was: each module in its
+    mode, with its gradients and what it has kept for a backward; dropout draws nothing. ValueError for an empty prompt
+    or a setting that makes no sense; see next_token_distribution for the limits.
     """
-    if prompt_ids.dtype.kind not in "iu":
-        raise TypeError(f"prompt_ids must be integers, not {prompt_ids.dtype}")
-    if prompt_ids.size == 0:
-        raise ValueError("the prompt is empty: give at least one token to go on from")
-    if not (repetition_penalty >= 1 and np.isfinite(repetition_penalty)):
-        raise ValueError(f"repetition_penalty must be a finite number of at least 1, not {repetition_penalty!r}")
-    rng = np.random.default_rng(rng)
-    to_host = mover("cpu")
-    ids = prompt_ids.astype(np.int64)
-    for _ in range(max_new_tokens):
-        window = np.asarray(ids[-model.config.context_length :], like=model.flat.value)
-        was_training = model.training
-        model.eval()
-        try:
-            logits = to_host(model.forward(window))[-1]
-        finally:
-            model.train(was_training)
-        if repetition_penalty != 1:
-            logits = penalise_repetition(logits, ids, repetition_penalty)
-        probs = next_token_distribution(logits, temperature, top_k, top_p, min_p)
-        token = int(rng.choice(probs.size, p=probs))
-        if token in stop:
-            return
-        ids = np.append(ids, token)
-        yield token
+    for (draw,) in generate_batch(
+        model,
+        [prompt_ids],
+        max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        stop=stop,
+        vocab_size=vocab_size,
+        rng=[rng],
+    ):
+        if draw is not None:
+            yield draw.token
+
+
+def until_stop(pieces: Iterable[str], stop: Collection[str]) -> Iterator[str]:
+    """Yield a text that comes in pieces, up to the first of the strings in `stop`, without that.
+
+    A stop string may span pieces: what could be its beginning is held back until that is decided, and nothing else is.
+    The string that is complete first ends the text, of two that are complete at once the longer one. ValueError for an
+    empty one.
+    """
+    if "" in stop:
+        raise ValueError("a stop string is empty: give at least one character")
+    held = ""
+    for piece in pieces:
+        held += piece
+        found = [(held.index(s) + len(s), held.index(s)) for s in stop if s in held]
+        if found:
+            held = held[: min(found)[1]]
+            break
+        # the longest end of the text that a stop string begins with
+        possible = max((n for s in stop for n in range(1, len(s)) if held.endswith(s[:n])), default=0)
+        decided = len(held) - possible
+        if decided:
+            yield held[:decided]
+        held = held[decided:]
+    if held:
+        yield held

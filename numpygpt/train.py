@@ -1,23 +1,20 @@
 """The training loop."""
 
-import contextlib
 import dataclasses
 import math
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from numpygpt.array import Array, check_not_negative, check_positive
 from numpygpt.data import Ids, random_batch, sequential_batches
+from numpygpt.finite import first_not_finite
 from numpygpt.layers.cross_entropy import CrossEntropy
 from numpygpt.model import TransformerLM
 from numpygpt.optim import AdamW, clip_grad_norm, cosine_schedule
+from numpygpt.progress import Progress, stop_between_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +22,8 @@ class TrainConfig:
     """How to train. Checked when made: ValueError names the field."""
 
     steps: int = 2000
-    batch_size: int = 12
+    batch_size: int = 12  # sequences in a step
+    accumulate: int = 1  # parts that a batch is worked on in, one after the other, to save memory
     lr: float = 3e-3  # at the peak
     min_lr: float | None = None  # at the end; a tenth of lr unless given
     warmup_steps: int | None = None  # 100, or a tenth of a shorter run, unless given
@@ -37,7 +35,10 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_positive(steps=self.steps, batch_size=self.batch_size, eval_interval=self.eval_interval)
+        sizes = ("steps", "batch_size", "accumulate", "eval_interval")
+        check_positive(**{name: getattr(self, name) for name in sizes})
+        if self.accumulate > self.batch_size:
+            raise ValueError(f"accumulate {self.accumulate} is more parts than batch_size {self.batch_size} sequences")
         for name, number in (("seed", self.seed), ("warmup_steps", self.warmup_steps)):
             if number is not None and not (isinstance(number, int) and number >= 0):
                 raise ValueError(f"{name} must be an integer of at least 0, not {number!r}")
@@ -61,7 +62,7 @@ class TrainConfig:
 
 
 class Trainer:
-    """A model on its way: `step` counts the updates made."""
+    """A model on its way: `step` counts the updates made, `best_loss` is the lowest validation loss so far."""
 
     def __init__(self, model: TransformerLM, train_tokens: Ids, validation_tokens: Ids, config: TrainConfig):
         self.model, self.config = model, config
@@ -71,25 +72,105 @@ class Trainer:
             model.parameters(), config.lr, (config.beta1, config.beta2), weight_decay=config.weight_decay
         )
         self.rng = np.random.default_rng(config.seed)
+        dropouts = {name: module.rng for name, module in model.named_modules() if hasattr(module, "rng")}
+        self.generators = {"batches": self.rng, **dropouts}  # all that training draws from
         self.step = 0
+        self.best_loss = math.inf
 
-    def train_step(self) -> float:
-        """Draw a batch, update the model once, and return the loss before the update."""
+    def run(
+        self,
+        after_step: Callable[[dict[str, Any]], None] = lambda metrics: None,
+        after_evaluation: Callable[[float], None] = lambda validation_loss: None,
+        minutes: float = math.inf,
+    ) -> float | None:
+        """Train to the end, or for some `minutes`, with a progress bar; return the validation loss.
+
+        Each step's metrics are given to `after_step`: step, loss, lr, grad_norm, tokens_per_s and, if it was
+        evaluated, validation_loss. Then an evaluation's loss goes to `after_evaluation`, which may save. Ctrl-C (or a
+        request to terminate) ends the run after the step under way; then None is returned. A loss or gradient that
+        isn't finite raises FloatingPointError, which names the step and the layer or parameter.
+        """
+        deadline = time.monotonic() + 60 * minutes
+        last = self.finished
+        validation_loss = self.evaluate() if last else None
+        self.model.train()
+        with stop_between_steps() as stop, Progress(self.config.steps, self.step) as progress:
+            while not last and not stop():
+                start = time.perf_counter()
+                metrics = {"step": self.step + 1, **self.train_step()}
+                metrics["tokens_per_s"] = self.tokens_per_step / (time.perf_counter() - start)
+                last = self.finished or time.monotonic() >= deadline
+                validation_loss = self.evaluate(stop) if last or self.step % self.config.eval_interval == 0 else None
+                if validation_loss is not None:
+                    metrics["validation_loss"] = validation_loss
+                    self.best_loss = min(self.best_loss, validation_loss)
+                after_step(metrics)
+                if validation_loss is not None:
+                    after_evaluation(validation_loss)
+                progress.show(metrics)
+        return validation_loss if last else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are made."""
+        return self.step >= self.config.steps
+
+    @property
+    def tokens_per_step(self) -> int:
+        """The number of targets in a batch."""
+        return self.config.batch_size * self.model.config.context_length
+
+    def train_step(self) -> dict[str, float]:
+        """Draw a batch and update the model once: the loss before the update, the rate, the gradient's norm."""
         model, config = self.model, self.config
-        inputs, targets = self.to_device(
-            random_batch(self.train_tokens, config.batch_size, model.config.context_length, self.rng)
-        )
-        model.zero_grad()
-        loss = self.loss.forward(model.forward(inputs), targets)
-        model.backward(self.loss.backward())
-        clip_grad_norm(model.parameters(), config.grad_clip)
-        self.optimizer.lr = config.learning_rate(self.step)
-        self.optimizer.step()
+        batch = random_batch(self.train_tokens, config.batch_size, model.config.context_length, self.rng)
+        before = self.generator_states()
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # what isn't finite is refused by name
+            try:
+                model.zero_grad()
+                loss = self.add_gradients(*batch)
+                grad_norm = clip_grad_norm(model.parameters(), config.grad_clip)
+                self.optimizer.lr = config.learning_rate(self.step)
+                self.optimizer.step()
+            except FloatingPointError as error:  # the weights are as before: do the same again, and watch
+                model.zero_grad()
+                self.set_generator_states(before)
+                first = first_not_finite(model, lambda: self.add_gradients(*batch))
+                reason = f"{first} is not finite, the first to be so" if first else error
+                raise FloatingPointError(f"in step {self.step + 1} {reason}") from error
         self.step += 1
+        return {"loss": loss, "lr": self.optimizer.lr, "grad_norm": grad_norm}
+
+    def add_gradients(self, inputs: Array, targets: Array) -> float:
+        r"""Forward and backward of a batch, in parts; return its loss. Raises FloatingPointError if that isn't finite.
+
+        The loss of $N$ counted tokens is a mean over them. Part $i$ has $N_i$ of them and the mean $L_i$, so
+
+        $$L = \sum_i \frac{N_i}{N}\, L_i, \qquad \bar L_i = \frac{N_i}{N} \tag{1}$$
+
+        Dividing by the number of parts instead would be right only for parts of one size.
+        """
+        loss, parts, counted = 0.0, self.config.accumulate, max(self.counted(targets), 1)
+        for part in zip(np.array_split(inputs, parts), np.array_split(targets, parts), strict=True):
+            x, y = self.to_device(part)
+            weight = self.counted(y) / counted
+            part_loss = self.loss.forward(self.model.forward(x), y)
+            if not math.isfinite(part_loss):
+                raise FloatingPointError(f"the loss is {part_loss}")
+            self.model.backward(self.loss.backward(weight))  # (1)
+            loss += weight * part_loss  # (1)
         return loss
 
+    def counted(self, targets: Array) -> int:
+        """Return how many targets count in the loss."""
+        ignored = self.loss.ignore_index
+        return int(targets.size if ignored is None else np.sum(targets != ignored))
+
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> float | None:
-        """Return the mean loss over the whole validation part, each token counted once; None if told to `stop`."""
+        """Return the mean loss over the whole validation part, each token counted once; None if told to `stop`.
+
+        Raises FloatingPointError if it isn't finite.
+        """
         model, total, count = self.model, 0.0, 0
         was_training = model.training
         model.eval()
@@ -99,11 +180,13 @@ class Trainer:
                 if stop():
                     return None
                 inputs, targets = self.to_device(batch)
-                total += self.loss.forward(model.forward(inputs), targets) * targets.size
-                count += targets.size
+                total += self.loss.forward(model.forward(inputs), targets) * self.counted(targets)
+                count += self.counted(targets)
         finally:
             model.train(was_training)
-        return total / count
+        if not math.isfinite(total):
+            raise FloatingPointError(f"the validation loss after step {self.step} is {total}")
+        return total / max(count, 1)
 
     def to_device(self, batch: tuple[Array, Array]) -> tuple[Array, Array]:
         """Copy a batch to where the model is."""
@@ -111,82 +194,27 @@ class Trainer:
         here = self.model.flat.value
         return np.asarray(inputs, like=here), np.asarray(targets, like=here)
 
-    def run(self, after_evaluation: Callable[[float], None] = lambda validation_loss: None) -> float | None:
-        """Train to the end, with a progress bar; return the validation loss.
+    def state_dict(self) -> dict[str, Any]:
+        """Return, as JSON holds it, all that the next step depends on besides the weights and the moments."""
+        best_loss = self.best_loss if math.isfinite(self.best_loss) else None
+        return {"step": self.step, "best_loss": best_loss, "generators": self.generator_states()}
 
-        Each evaluation's loss is given to `after_evaluation`, which may save. Ctrl-C (or a request to terminate) ends
-        the run after the step under way; then None is returned. A gradient or validation loss that
-        isn't finite raises FloatingPointError.
-        """
-        config = self.config
-        tokens_per_step = config.batch_size * self.model.config.context_length
-        self.model.train()
-        loss, seconds, validation_loss = Smoothed(), Smoothed(), None
-        with stop_between_steps() as stop, progress_bar(config.steps, initial=self.step, unit="step") as bar:
-            while self.step < config.steps and not stop():
-                start = time.perf_counter()
-                loss.add(self.train_step())
-                seconds.add(time.perf_counter() - start)
-                bar.set_postfix(
-                    loss=f"{loss.value:.3f}",
-                    lr=f"{self.optimizer.lr:.1e}",
-                    tokens_per_s=f"{tokens_per_step / seconds.value:,.0f}",
-                    refresh=False,
-                )
-                bar.update()
-                if self.step % config.eval_interval == 0 or self.step == config.steps:
-                    validation_loss = self.evaluate(stop)
-                    if validation_loss is None:
-                        break
-                    if not math.isfinite(validation_loss):
-                        raise FloatingPointError(f"the validation loss is {validation_loss}")
-                    after_evaluation(validation_loss)
-                    bar.write(
-                        f"step {self.step}: training loss {loss.value:.3f}, validation loss {validation_loss:.3f}"
-                    )
-            return validation_loss if self.step == config.steps else None
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state`. Raises ValueError, before any change, if it isn't this trainer's."""
+        step, best_loss, generators = state["step"], state["best_loss"], state["generators"]
+        if generators.keys() != self.generators.keys():
+            unlike = sorted(generators.keys() ^ self.generators.keys())
+            raise ValueError(f"the state doesn't fit this model: one has generators for {unlike}, the other hasn't")
+        if self.optimizer.t != step:
+            raise ValueError(f"the state is that of step {step}, and the optimiser has made {self.optimizer.t}")
+        self.set_generator_states(generators)
+        self.step, self.best_loss = step, math.inf if best_loss is None else best_loss
 
+    def generator_states(self) -> dict[str, Any]:
+        """Return the state of every generator."""
+        return {name: generator.bit_generator.state for name, generator in self.generators.items()}
 
-class Smoothed:
-    """A running average of the latest twenty or so numbers."""
-
-    value = math.nan
-
-    def add(self, number: float) -> None:
-        """Take one more number into the average."""
-        self.value = number if math.isnan(self.value) else 0.95 * self.value + 0.05 * number
-
-
-def progress_bar(total: int, **options: Any) -> Any:
-    """Return a tqdm bar with tqdm's options; where the output is no terminal, a line now and then."""
-    bar = tqdm(total=total, dynamic_ncols=True, **options)
-    if not bar.fp.isatty():
-        bar.mininterval = 10
-    return bar
-
-
-@contextlib.contextmanager
-def stop_between_steps() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C and requests to terminate into a flag: yields a function that says whether there was one.
-
-    A second Ctrl-C interrupts at once.
-    """
-    requested = False
-
-    def request(signum: int, frame: object) -> None:
-        nonlocal requested
-        if requested:
-            raise KeyboardInterrupt
-        requested = True
-        with contextlib.suppress(OSError):
-            os.write(2, b"\nStopping after this step; Ctrl-C again gives up what came after the last save.\n")
-
-    if threading.current_thread() is not threading.main_thread():  # which alone gets signals
-        yield lambda: False
-        return
-    previous = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: requested
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    def set_generator_states(self, states: dict[str, Any]) -> None:
+        """Bring every generator back to a state it was in."""
+        for name, generator in self.generators.items():
+            generator.bit_generator.state = states[name]

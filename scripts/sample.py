@@ -1,26 +1,34 @@
-"""Let a trained model go on from a prompt."""
+"""Let a trained model go on from a prompt, or from several at once."""
 
 import argparse
+import itertools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from numpygpt import checkpoint
 from numpygpt.array import check_not_negative
 from numpygpt.cli import fail, run
-from numpygpt.data import CharTokenizer, DataError
-from numpygpt.sample import generate
+from numpygpt.data import DataError, Tokenizer, load_tokenizer
+from numpygpt.sample import Draw, generate_batch, until_stop
+
+LIMITS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+SHOWN = 5  # tokens of each distribution that --explain shows
+BAR = 40  # characters for a probability of 1
 
 
-def main() -> int:
-    """Read the flags, load the model and write; return the exit status."""
+def parse() -> argparse.Namespace:
+    """Read the flags."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     add("folder", type=Path, help="folder of a trained model, such as runs/shakespeare")
-    add("--prompt", default="\n", help="text to go on from (default: a line break)")
-    add("--length", type=int, default=500, help="characters to write (default: 500)")
-    add("--temperature", type=float, default=0.8, help="0 always takes the most probable character (default: 0.8)")
-    add("--top-k", type=int, help="draw among so many most probable characters only")
-    add("--top-p", type=float, help="draw among the most probable characters that reach this probability together")
-    add("--min-p", type=float, help="draw among characters at least so probable, relative to the most probable one")
+    add("--prompt", action="append", help="text to go on from (default: a line break); repeated: one text for each")
+    add("--length", type=int, default=500, help="tokens to write, of which one is a character or more (default: 500)")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
+    add("--explain", action="store_true", help="show what each token was drawn from, and the text at the end")
+    add("--temperature", type=float, default=0.8, help="0 always takes the most probable token (default: 0.8)")
+    add("--top-k", type=int, help="draw among so many most probable tokens only")
+    add("--top-p", type=float, help="draw among the most probable tokens that reach this probability together")
+    add("--min-p", type=float, help="draw among tokens at least so probable, relative to the most probable one")
     add(
         "--repetition-penalty",
         type=float,
@@ -28,25 +36,68 @@ def main() -> int:
         help="above 1: make what was written less probable (default: 1)",
     )
     add("--seed", type=int, help="the same seed gives the same text")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def explained(draw: Draw, tokenizer: Tokenizer) -> str:
+    """Return a table of the most probable tokens of a draw, with bars; an arrow points to the one drawn."""
+    likely = sorted(range(draw.probs.size), key=lambda i: -draw.probs[i])[:SHOWN]
+    if draw.token not in likely:
+        likely.append(draw.token)
+    rows = []
+    for token in likely:
+        p = draw.probs[token]
+        if p > 0:
+            arrow = "->" if token == draw.token else "  "
+            rows.append(f"{arrow} {tokenizer.decode([token])!r:7}{100 * p:6.1f} % {'#' * round(BAR * p)}".rstrip())
+    return "\n".join(rows) + "\n"
+
+
+def drawn(steps: Iterable[list[Draw | None]], i: int, explain: Tokenizer | None) -> Iterator[int]:
+    """Yield the tokens of text i until it ends; print how each was drawn, if a tokenizer is given to name them."""
+    for step in steps:
+        draw = step[i]
+        if draw is None:
+            return
+        if explain is not None:
+            print(explained(draw, explain), flush=True)
+        yield draw.token
+
+
+def main() -> int:
+    """Load the model and write; return the exit status."""
+    args = parse()
+    prompts = args.prompt or ["\n"]
     try:
         check_not_negative(length=args.length)
         if args.seed is not None:
             check_not_negative(seed=args.seed)
+        if "" in args.stop:
+            raise ValueError("--stop is empty: give at least one character")
+        if args.explain and len(prompts) > 1:
+            raise ValueError("--explain takes one --prompt")
         model, state = checkpoint.load(args.folder)
-        tokenizer = CharTokenizer.load(args.folder)
+        tokenizer = load_tokenizer(args.folder)
         if tokenizer.fingerprint != state.get("tokenizer"):
             raise DataError(f"{args.folder}/tokenizer.json isn't the tokenizer this model was trained with")
-        limits = {name: vars(args)[name] for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
-        tokens = generate(model, tokenizer.encode(args.prompt), args.length, **limits, rng=args.seed)
-        text = map(tokenizer.decode, ([token] for token in tokens))
-        first = next(text, "")  # a setting that makes no sense shows here, before anything is written
-    except (ValueError, OSError) as error:
+        limits = {name: vars(args)[name] for name in LIMITS}
+        ids = [tokenizer.encode(prompt) for prompt in prompts]
+        steps = generate_batch(model, ids, args.length, **limits, vocab_size=tokenizer.vocab_size, rng=args.seed)
+        first = list(itertools.islice(steps, 1))  # a setting that makes no sense shows here, before anything is written
+    except (ValueError, OSError, ImportError) as error:
         fail(error)
-    print(args.prompt, end=first, flush=True)
-    for character in text:
-        print(character, end="", flush=True)
-    print()
+    copies = itertools.tee(itertools.chain(first, steps), len(prompts))  # each text reads its own part of every step
+    for i, prompt in enumerate(prompts):
+        ids_of_text = drawn(copies[i], i, tokenizer if args.explain else None)
+        text = until_stop(tokenizer.stream(ids_of_text), args.stop)
+        if args.explain:
+            text = iter(["".join(text)])
+        print(prompt, end="", flush=True)
+        for piece in text:
+            print(piece, end="", flush=True)
+        print()
+        if i < len(prompts) - 1:
+            print("-" * BAR)
     return 0
 
 

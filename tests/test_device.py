@@ -35,6 +35,7 @@ from numpygpt.layers import (
 from numpygpt.model import TransformerConfig, TransformerLM
 from numpygpt.module import Module
 from numpygpt.optim import Adam, AdamW, clip_grad_norm
+from numpygpt.sample import generate_batch
 
 
 def stay(x):
@@ -255,6 +256,33 @@ def test_training(options, kind, dtype):
     for back in (models[to_device].to("cpu"), copy.deepcopy(models[to_device]).to(stay)):
         assert all_on(np.ndarray, back)
         assert back.next_token_probs(ids).tobytes() == host.tobytes()
+
+
+@configs
+def test_a_cached_forward(options):
+    ids = batch(stay)[0]
+    each_at = np.array([[4, 5], [2, 3], [5, 6]])
+    logits, caches = {}, {}
+    for move in (stay, to_device):
+        model, text = make_model(move, **options).eval(), move(ids)
+        cache = caches[move] = model.new_cache(3)
+        pieces = [model.forward(text[:, a:b], cache=cache) for a, b in ((0, 3), (3, 4), (4, 8))]
+        logits[move] = [*pieces, model.forward(text[:, :2], move(each_at), cache)]
+        assert all_on(type(text), cache, logits[move])
+    assert caches[to_device].length == 7
+    for device, host in zip(
+        arrays([logits[to_device], caches[to_device]]), arrays([logits[stay], caches[stay]]), strict=True
+    ):
+        assert same(device, host)
+
+
+def test_sampling():
+    prompts = [np.array([1, 2, 3]), np.array([4]), np.arange(12)]
+    steps = {move: list(generate_batch(make_model(move), prompts, 12, rng=0)) for move in (stay, to_device)}
+    for device, host in zip(arrays(steps[to_device]), arrays(steps[stay]), strict=True):
+        assert device.tobytes() == host.tobytes()  # all probabilities, on the host
+    tokens = {move: [[draw.token for draw in step] for step in steps[move]] for move in steps}
+    assert tokens[to_device] == tokens[stay]
 
 
 def test_there_and_back_changes_nothing():

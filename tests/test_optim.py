@@ -315,3 +315,38 @@ def test_a_quarter_of_the_way_down_is_half_a_cosine():
 def test_a_schedule_that_makes_no_sense_is_refused(change, named):
     with pytest.raises(ValueError, match=named):
         cosine_schedule(**{"step": 0, "max_lr": 0.1, "min_lr": 0.01, "warmup_steps": 2, "decay_steps": 10} | change)
+
+
+def test_an_optimiser_with_the_state_of_another_takes_the_same_step():
+    layers = [Linear(3, 2, bias=True, rng=0) for _ in range(2)]  # alone: its parameters have no names yet
+    one, other = (AdamW(layer.parameters()) for layer in layers)
+    for p in layers[0].parameters():
+        p.grad[...] = np.arange(p.size).reshape(p.shape) - 2
+    one.step()
+    layers[1].load_state_dict(layers[0].state_dict())
+    other.load_state_dict(one.state_dict())
+    for layer, optimizer in zip(layers, (one, other), strict=True):
+        for p in layer.parameters():
+            p.grad[...] = 1
+        optimizer.step()
+    assert other.t == 2
+    for p, q in zip(*(layer.parameters() for layer in layers), strict=True):
+        assert np.array_equal(p.value, q.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"m.7": np.zeros(1)}, r"unknown \['m\.7'\]"),
+        ({"v.0": np.zeros((2, 2), np.float32)}, r"v\.0 is \(2, 3\) float32 here and \(2, 2\)"),
+        ({"v.0": np.zeros((2, 3))}, r"v\.0 .* float64"),
+        ({"t": np.array(-1)}, "t must be"),
+        ({"t": np.array(1.5)}, "t must be"),
+    ],
+)
+def test_a_state_of_other_parameters_is_refused_by_name(change, said):
+    optimizer = AdamW(Linear(3, 2, rng=0).parameters())
+    state = {**optimizer.state_dict(), "m.0": np.ones((2, 3), np.float32), **change}
+    with pytest.raises(ValueError, match=said):
+        optimizer.load_state_dict(state)
+    assert not optimizer.m[0].any()

@@ -1,7 +1,6 @@
 """The scripts as a user runs them: other processes, small models, wrong input."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +8,8 @@ import time
 
 import pytest
 from running import SCRIPTS, run
+
+from numpygpt import checkpoint
 
 SMALL = ["--d-model", "16", "--num-layers", "1", "--num-heads", "2", "--context-length", "16", "--batch-size", "4"]
 TEXT = "To be, or not to be, that is the question:\nWhether 'tis nobler in the mind to suffer\n" * 20
@@ -27,6 +28,10 @@ def trained(text, tmp_path_factory):
     result = run("train_shakespeare.py", "--corpus", text, "--out", out, "--steps", 30, *SMALL)
     assert result.returncode == 0, result.stderr
     return out, result
+
+
+def newest(run):
+    return checkpoint.checkpoints(run)[0] / "model.safetensors"
 
 
 def test_training_reports_the_validation_loss_and_a_sample(trained):
@@ -51,17 +56,65 @@ def test_sampling_goes_on_from_the_prompt_and_repeats_with_the_seed(trained):
     assert other.stdout != first.stdout
 
 
+def test_a_text_ends_before_a_stop_string(trained):
+    out, _ = trained
+    whole = run("sample.py", out, "--prompt", "To be", "--length", 60, "--seed", 3).stdout
+    written = whole.removeprefix("To be")
+    stop = written[10:13]
+    result = run("sample.py", out, "--prompt", "To be", "--length", 60, "--seed", 3, "--stop", "@@", "--stop", stop)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "To be" + written[: written.index(stop)] + "\n"
+
+
+def test_several_prompts_go_on_each_by_itself(trained):
+    out, _ = trained
+    prompts = ["To be", "n", "Whether 'tis nobler in the mind"]
+    flags = [flag for prompt in prompts for flag in ("--prompt", prompt)]
+    result = run("sample.py", out, *flags, "--length", 20, "--temperature", 0)
+    assert result.returncode == 0, result.stderr
+    alone = [run("sample.py", out, "--prompt", p, "--length", 20, "--temperature", 0).stdout for p in prompts]
+    assert result.stdout == f"{'-' * 40}\n".join(alone)
+
+
+def test_explain_shows_what_each_character_was_drawn_from_and_then_the_text(trained):
+    out, _ = trained
+    flags = ["--prompt", "To be", "--length", 6, "--seed", 3, "--top-k", 3]
+    text = run("sample.py", out, *flags).stdout
+    result = run("sample.py", out, *flags, "--explain")
+    assert result.returncode == 0, result.stderr
+    *tables, last = result.stdout.split("\n\n", 6)
+    assert last == text
+    for table, character in zip(tables, text[5:], strict=False):
+        rows = table.splitlines()
+        assert len(rows) == 3
+        assert [row for row in rows if row.startswith("-> " + repr(character))]
+        percents = [float(row.split(" %")[0].split()[-1]) for row in rows]
+        assert percents == sorted(percents, reverse=True)
+        assert abs(sum(percents) - 100) < 0.2
+        assert [row.count("#") for row in rows] == [pytest.approx(p * 0.4, abs=0.6) for p in percents]
+
+
+def test_text_is_shown_as_it_comes(trained):
+    out, _ = trained
+    command = [sys.executable, SCRIPTS / "sample.py", out, "--prompt", "To be", "--length", "1000000000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.read(7).startswith("To be")
+        process.stdout.close()
+        assert process.wait(timeout=60) == 141
+        assert process.stderr.read() == ""
+
+
 def test_the_same_flags_train_the_same_weights(trained, text, tmp_path):
     out, _ = trained
     run("train_shakespeare.py", "--corpus", text, "--out", tmp_path, "--steps", 30, *SMALL)
-    assert (out / "model.safetensors").read_bytes() == (tmp_path / "model.safetensors").read_bytes()
+    assert newest(out).read_bytes() == newest(tmp_path).read_bytes()
 
 
 def test_every_dress_trains(text, tmp_path):
     gpt2 = "--norm layernorm --ffn gelu_tanh --positions learned --bias --tie-embeddings --init gpt2 --dropout 0.1"
     original = "--norm layernorm --norm-position post --ffn relu --positions sinusoidal --num-kv-heads 1"
-    for flags in (gpt2, original):
-        args = ["--corpus", text, "--out", tmp_path, "--steps", 2, *SMALL, *flags.split()]
+    for name, flags in (("gpt2", gpt2), ("original", original)):
+        args = ["--corpus", text, "--out", tmp_path / name, "--steps", 2, *SMALL, *flags.split()]
         result = run("train_shakespeare.py", *args)
         assert result.returncode == 0, result.stderr
         assert "validation loss: " in result.stdout
@@ -86,16 +139,16 @@ def test_ctrl_c_stops_between_steps_saves_and_says_so(text, tmp_path, number):
     assert run("sample.py", tmp_path, "--length", 5).returncode == 0
 
 
-def test_a_diverging_run_says_so_and_keeps_the_model_that_was_there(text, trained, tmp_path):
-    shutil.copytree(trained[0], tmp_path, dirs_exist_ok=True)
-    before = (tmp_path / "model.safetensors").read_bytes()
+def test_a_diverging_run_names_step_and_layer_and_keeps_the_last_checkpoint(text, tmp_path):
     args = ["--corpus", text, "--out", tmp_path, "--steps", 50, "--lr", "1e30", *SMALL]
     result = run("train_shakespeare.py", *args)
     assert result.returncode == 1
     assert "smaller --lr" in result.stderr
+    assert "in step 2 the " in result.stderr
+    assert "ln_final" in result.stderr
     assert "nothing was saved" in result.stderr
+    assert "Warning" not in result.stderr
     assert "Traceback" not in result.stderr
-    assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
 def test_a_reader_that_goes_away_costs_no_training(text, tmp_path):
@@ -112,12 +165,11 @@ def test_a_reader_that_goes_away_costs_no_training(text, tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before_training(text, tmp_path):
-    (tmp_path / "model.safetensors").mkdir()
     (tmp_path / "file").touch()
-    for out in (tmp_path, tmp_path / "file"):
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
         result = run("train_shakespeare.py", "--corpus", text, "--out", out, *SMALL)
         assert result.returncode == 2
-        assert str(out) in result.stderr
+        assert str(tmp_path / "file") in result.stderr
         assert result.stdout == ""
         assert "Traceback" not in result.stderr
 
@@ -161,6 +213,9 @@ def test_a_mistake_in_training_is_named_without_a_traceback(text, tmp_path, flag
         (["--length", "-1"], "length"),
         (["--seed", "-1"], "seed"),
         (["--repetition-penalty", "1e-320"], "repetition_penalty"),
+        (["--stop", ""], "--stop"),
+        (["--explain", "--prompt", "a", "--prompt", "b"], "--explain"),
+        (["--prompt", "a", "--prompt", ""], "empty"),
     ],
 )
 def test_a_mistake_in_sampling_is_named_without_a_traceback(trained, flags, named):
@@ -186,7 +241,27 @@ def test_another_tokenizer_of_equal_size_is_refused(trained, text, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text(TEXT.replace("q", "Q"), encoding="utf-8")
     run("train_shakespeare.py", "--corpus", other, "--out", tmp_path, "--steps", 1, *SMALL)
-    (tmp_path / "model.safetensors").write_bytes((out / "model.safetensors").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(newest(out).read_bytes())
     result = run("sample.py", tmp_path)
     assert result.returncode == 2
     assert "tokenizer" in result.stderr
+
+
+def test_byte_pairs_of_a_folder_of_texts_are_trained_and_sampled(text, tmp_path):
+    pytest.importorskip("tokenizers", reason='needs pip install -e ".[bpe]"')
+    bpe = ["--corpus", text.parent, "--tokenizer", "bpe", *SMALL]
+    result = run("train_shakespeare.py", *bpe, "--vocab-size", 300, "--out", tmp_path, "--steps", 5)
+    assert result.returncode == 0, result.stderr
+    assert "tokens of 300 kinds" in result.stdout
+    loss, per_character = (
+        float(result.stdout.split(f"\n{name}: ")[1].split("\n")[0]) for name in ("validation loss", "a character")
+    )
+    assert 0 < per_character < loss
+    result = run("sample.py", tmp_path, "--prompt", "aπ", "--length", 20)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("aπ")
+    for wrong, named in (("255", "255"), ("x", "x")):
+        result = run("train_shakespeare.py", *bpe, "--vocab-size", wrong, "--out", tmp_path / "another")
+        assert result.returncode == 2
+        assert named in result.stderr
+        assert "Traceback" not in result.stderr

@@ -1,5 +1,6 @@
 import dataclasses
 import io
+import json
 import os
 import signal
 
@@ -10,7 +11,8 @@ from numpygpt.config import TransformerConfig
 from numpygpt.data import sequential_batches
 from numpygpt.layers import CrossEntropy
 from numpygpt.model import TransformerLM
-from numpygpt.train import TrainConfig, Trainer, progress_bar
+from numpygpt.progress import progress_bar
+from numpygpt.train import TrainConfig, Trainer
 
 TOKENS = np.tile(np.arange(7), 40)  # each token tells the next
 
@@ -53,7 +55,7 @@ def test_evaluation_is_the_mean_over_every_token_and_leaves_the_mode():
 def test_the_loss_reported_is_that_before_the_update():
     trainer = make_trainer()
     untouched = TransformerLM(trainer.model.config, rng=0)
-    loss = trainer.train_step()
+    loss = trainer.train_step()["loss"]
     rng = np.random.default_rng(trainer.config.seed)
     starts = rng.integers(200 - 8, size=4)
     windows = TOKENS[starts[:, None] + np.arange(9)]
@@ -87,7 +89,7 @@ def test_a_step_that_is_not_finite_stops_the_run_and_changes_nothing():
         trainer.model.lm_head.weight.grad[2, 3] = np.nan
 
     trainer.model.backward = poisoned
-    with pytest.raises(FloatingPointError, match=r"lm_head\.weight"):
+    with pytest.raises(FloatingPointError, match=r"in step 2 the gradient of lm_head\.weight"):
         trainer.run()
     assert trainer.step == 1
     assert np.array_equal(trainer.model.flat.value, weights)
@@ -139,3 +141,99 @@ def test_a_progress_bar_writes_seldom_where_the_output_is_no_terminal():
 
     assert progress_bar(3, file=Terminal()).mininterval < 1  # second
     assert progress_bar(3, file=io.StringIO()).mininterval == 10
+
+
+@pytest.mark.parametrize(
+    "layer", ["token_embeddings", "layers.0.attn.v_proj", "layers.1.ffn.w2", "ln_final", "lm_head"]
+)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_loss_that_is_not_finite_names_the_first_layer_whose_output_is_not(layer, dropout):
+    trainer = make_trainer(dropout)
+    trainer.train_step()
+    dict(trainer.model.named_parameters())[f"{layer}.weight"].value[...] = np.inf
+    weights = trainer.model.flat.value.copy()
+    with pytest.raises(FloatingPointError, match=rf"in step 2 the output of {layer} is not finite"):
+        trainer.train_step()
+    assert np.array_equal(trainer.model.flat.value, weights)
+    assert not any({"forward", "backward"} & vars(module).keys() for module in trainer.model.modules())
+
+
+def test_a_gradient_that_is_not_finite_is_named_where_backward_met_it_first():
+    trainer = make_trainer()
+    w2 = trainer.model.layers[1].ffn.w2
+    backward = w2.backward
+    w2.backward = lambda dy: backward(dy * np.float32(np.nan))  # from here on every gradient is
+    with pytest.raises(FloatingPointError, match=r"in step 1 the gradient of layers\.1\.ffn\.w2\.weight"):
+        trainer.run()
+
+
+def gradients(accumulate, dropout=0.0, ignore=None):
+    trainer = make_trainer(dropout, batch_size=5, accumulate=accumulate)
+    inputs, targets = np.arange(40).reshape(5, 8) % 7, np.arange(1, 41).reshape(5, 8) % 7
+    if ignore is not None:
+        trainer.loss = CrossEntropy(ignore_index=ignore)
+        targets[0, :] = targets[1, 2:] = targets[2, 0] = ignore  # no two parts count as many
+    trainer.model.zero_grad()
+    return trainer.add_gradients(inputs, targets), trainer.model.flat.grad
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("ignore", [None, -1])
+@pytest.mark.parametrize("accumulate", [2, 3, 5])
+def test_a_batch_in_parts_has_the_loss_and_gradients_of_the_whole(accumulate, dropout, ignore):
+    whole_loss, whole = gradients(1, dropout, ignore)
+    loss, parts = gradients(accumulate, dropout, ignore)
+    assert loss == pytest.approx(whole_loss, rel=1e-6)
+    np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-7)
+
+
+def test_more_parts_than_sequences_are_refused():
+    with pytest.raises(ValueError, match=r"accumulate 5 .*batch_size 4"):
+        TrainConfig(batch_size=4, accumulate=5)
+
+
+def test_a_run_gone_on_with_takes_the_same_steps():
+    options = {"steps": 20, "dropout": 0.2, "accumulate": 2, "eval_interval": 5}
+    whole, first, second = (make_trainer(**options) for _ in range(3))
+    rows = {whole: [], first: [], second: []}
+    whole.run(after_step=rows[whole].append)
+    for _ in range(10):
+        rows[first].append({"step": first.step + 1, **first.train_step()})
+    second.model.load_state_dict(first.model.state_dict())
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    second.run(after_step=rows[second].append)
+    assert np.array_equal(second.model.flat.value, whole.model.flat.value)
+    for name, moment in whole.optimizer.state_dict().items():
+        assert np.array_equal(second.optimizer.state_dict()[name], moment)
+    assert second.state_dict()["generators"] == whole.state_dict()["generators"]
+    same = ("step", "loss", "lr", "grad_norm")
+    assert [[row[k] for k in same] for row in rows[first] + rows[second]] == [[r[k] for k in same] for r in rows[whole]]
+
+
+def test_a_state_that_does_not_fit_is_refused():
+    trainer, deeper = make_trainer(), make_trainer()
+    state = deeper.state_dict()
+    state["generators"]["layers.7.dropout1"] = state["generators"]["batches"]
+    with pytest.raises(ValueError, match=r"layers\.7\.dropout1"):
+        trainer.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"step 3.*has made 0"):
+        trainer.load_state_dict({**make_trainer().state_dict(), "step": 3})
+
+
+def test_each_step_is_reported_with_its_metrics():
+    trainer, rows = make_trainer(steps=4, eval_interval=2), []
+    final = trainer.run(after_step=rows.append)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    names = ["step", "loss", "lr", "grad_norm", "tokens_per_s"]
+    assert [list(row) for row in rows] == [names, [*names, "validation_loss"]] * 2
+    assert rows[-1]["validation_loss"] == final
+    assert trainer.best_loss == min(rows[1]["validation_loss"], final)
+    assert all(row["grad_norm"] > 0 and row["tokens_per_s"] > 0 for row in rows)
+
+
+def test_a_run_of_some_minutes_ends_with_an_evaluation():
+    trainer, evaluated = make_trainer(steps=10**6, eval_interval=10**6), []
+    loss = trainer.run(after_evaluation=evaluated.append, minutes=0.3 / 60)
+    assert 0 < trainer.step < 10**6
+    assert evaluated == [loss]

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from numpygpt.array import Array, check_positive
+from numpygpt.cache import LayerCache
 from numpygpt.einsum import einsum
 from numpygpt.init import Seed
 from numpygpt.layers.linear import Linear
@@ -137,6 +138,9 @@ class MultiHeadAttention(Module):
 
     $$o_{t,\,(gR + r)\,d_k + d} = o_{grtd}, \qquad y = W_o\, o \tag{6}$$
 
+    *With a cache*, $x$ holds the latest positions of a sequence: $t$ runs over these, and $s$ over all, whose $k'$ and
+    $v$ were kept (`numpygpt/cache.py`). There is no backward then: those of earlier calls would get no gradient.
+
     **Backward**, each step undone in turn. Linear gives $\bar o = W_o^\top \bar y$. Split and merge only rename
     elements, each to one place: $\partial o_{t,\,(gR+r)d_k+d}/\partial o_{grtd} = 1$ and all other derivatives are 0.
     So each element's gradient is that of its new name; the gradient of a merge is a split,
@@ -196,14 +200,18 @@ class MultiHeadAttention(Module):
         self,
         x: Float[Array, "... seq d_model"],
         token_positions: Integer[Array, "... seq"] | None = None,
-        mask: Bool[Array, "... seq seq"] | None = None,
+        mask: Bool[Array, "... seq keys"] | None = None,
+        cache: LayerCache | None = None,
     ) -> Float[Array, "... seq d_model"]:
         """Return the attended x. Positions are 0..seq-1 unless given as (seq,) or with leading axes.
 
-        `mask` (..., seq, seq) is true where a query (first axis) may see a key, as far as causality allows.
+        `mask` (..., seq, keys) is true where a query may see a key, as far as causality allows. With a `cache`,
+        positions count on from it, its keys come before those of x, and a backward is refused.
         """
         if token_positions is None:
             token_positions = np.arange(x.shape[-2], like=x)
+            if cache is not None:
+                token_positions += cache.length
         elif token_positions.dtype.kind not in "iu" or token_positions.shape[-1:] != x.shape[-2:-1]:
             raise ValueError(
                 f"token_positions must be one integer for each of the {x.shape[-2]} positions of x, "
@@ -214,13 +222,21 @@ class MultiHeadAttention(Module):
         if self.q_rope is not None and self.k_rope is not None:
             t = token_positions[..., None, None, :]
             q, k = self.q_rope.forward(q, t), self.k_rope.forward(k, t)  # (3)
-        visible = token_positions[..., None, :] <= token_positions[..., :, None]  # (4)
+        q, k, v = self.fold(q), self.fold(k), self.fold(v)
+        key_positions = token_positions
+        if cache is not None:
+            k, v = cache.update(k, v, token_positions)
+            key_positions = np.arange(k.shape[-2], like=x)
+        visible = key_positions[..., None, :] <= token_positions[..., :, None]  # (4)
         if mask is not None:
             check_mask(mask)
             visible = visible & mask  # (4)
         visible = np.concatenate([visible] * self.group, axis=-2)[..., None, :, :]
-        o = self.attention.forward(self.fold(q), self.fold(k), self.fold(v), visible)  # (5)
-        return self.output_proj.forward(self.merge_heads(self.unfold(o, self.group)))  # (6)
+        o = self.attention.forward(q, k, v, visible)  # (5)
+        y = self.output_proj.forward(self.merge_heads(self.unfold(o, self.group)))  # (6)
+        if cache is not None:
+            del self.output_proj.saved  # earlier keys and values would get no gradient: no backward at all
+        return y
 
     def backward(self, dy: Float[Array, "... seq d_model"]) -> Float[Array, "... seq d_model"]:
         """Add the gradients of the projections; return that of x."""

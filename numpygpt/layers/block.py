@@ -4,6 +4,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from numpygpt.array import Array
+from numpygpt.cache import LayerCache
 from numpygpt.config import TransformerConfig
 from numpygpt.init import Seed
 from numpygpt.layers.attention import MultiHeadAttention
@@ -85,15 +86,16 @@ class DecoderBlock(Module):
         self,
         x: Float[Array, "... seq d_model"],
         token_positions: Integer[Array, "... seq"] | None = None,
-        mask: Bool[Array, "... seq seq"] | None = None,
+        mask: Bool[Array, "... seq keys"] | None = None,
+        cache: LayerCache | None = None,
     ) -> Float[Array, "... seq d_model"]:
         """Return the block's output; arguments as for MultiHeadAttention."""
         attn, ffn, drop1, drop2 = self.attn, self.ffn, self.dropout1, self.dropout2
         if self.pre:
-            x = x + drop1.forward(attn.forward(self.ln1.forward(x), token_positions, mask))  # (1)
+            x = x + drop1.forward(attn.forward(self.ln1.forward(x), token_positions, mask, cache))  # (1)
             x = x + drop2.forward(ffn.forward(self.ln2.forward(x)))  # (1)
         else:
-            x = self.ln1.forward(x + drop1.forward(attn.forward(x, token_positions, mask)))  # (2)
+            x = self.ln1.forward(x + drop1.forward(attn.forward(x, token_positions, mask, cache)))  # (2)
             x = self.ln2.forward(x + drop2.forward(ffn.forward(x)))  # (2)
         return x
 

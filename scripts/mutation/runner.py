@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from mutation.mutants import Mutant
 from mutation.scope import MODULES, ROOT, is_test_of, test_files
-from numpygpt.train import progress_bar
+from numpygpt.progress import progress_bar
 
 FAULT = 3  # exit status of a fork that could not test its mutant
 

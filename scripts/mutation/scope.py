@@ -23,6 +23,7 @@ FORWARD = {name: {"forward"} for name in MODULES} | {
 # The tests of a module are tests/test_<module>.py and tests/test_refusals.py, or instead of the second these.
 MORE_TESTS = {"special": ["activation"], "optim": [], "einsum": []}
 MORE_TESTS |= {name: ["refusals", "device"] for name in ("cross_entropy", "dropout")}  # what NumPy alone lets pass
+MORE_TESTS |= {name: ["refusals", "cache"] for name in ("attention", "block", "model")}
 # But not those that try many models: what they kill dies by a smaller one beside them.
 SLOW = {"model": ["every_combination", "parameter_by_parameter", "dtype_of"]}
 SLOW |= {name: ["device.py::test_training"] for name in ("cross_entropy", "dropout")}

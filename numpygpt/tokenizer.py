@@ -1,0 +1,331 @@
+r"""Text to token ids and back: by characters, or by byte pairs.
+
+**Byte-pair encoding** (Gage, 1994; for words, Sennrich et al., 2016, arXiv:1508.07909; on bytes, Radford et al., 2019)
+starts from the 256 bytes of UTF-8 and merges, again and again, the pair of neighbouring tokens that is most frequent
+in the training text into a new token. *Ties* go to the pair of smaller ids: first by its left token, then by its right.
+Pairs are counted inside words only (GPT-2's pattern: a word takes one space before it along), so only how often each
+word comes counts, not the order of the text. To encode is to make the same merges in the same order. Bytes can say
+everything, so nothing is unknown, and nothing is lost.
+"""
+
+import codecs
+import functools
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from jaxtyping import Integer
+from numpy.typing import ArrayLike
+
+from numpygpt.corpus import DataError, at_words
+from numpygpt.durable import replacing
+
+FILE = "tokenizer.json"
+UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, RecursionError)  # what JSON of another form raises
+Ids = Integer[np.ndarray, "_"]  # a row of ids of any length
+
+
+class Tokenizer(ABC):
+    """What all kinds share. Two tokenizers are equal when their fingerprints are; those hash kind and vocabulary."""
+
+    kind: str
+
+    def __init__(self, vocab_size: int, description: list):
+        self.vocab_size = vocab_size
+        self.fingerprint = hashlib.sha256(json.dumps([self.kind, *description]).encode()).hexdigest()[:16]
+        self.dtype = np.min_scalar_type(vocab_size - 1)  # the smallest unsigned one: uint8 up to 256 ids
+
+    @abstractmethod
+    def encode(self, text: str) -> Ids:
+        """Return the ids of `text`."""
+
+    @abstractmethod
+    def decode(self, ids: ArrayLike) -> str:
+        """Return the text of `ids`."""
+
+    @abstractmethod
+    def stream(self, ids: Iterable[int | np.integer]) -> Iterator[str]:
+        """Yield the text of `ids` in whole characters, each as soon as it is known; together they are `decode(ids)`."""
+
+    @abstractmethod
+    def _to_json(self) -> str: ...
+
+    @classmethod
+    @abstractmethod
+    def _from_json(cls, content: Any) -> Self: ...
+
+    def save(self, folder: str | Path) -> None:
+        """Write `tokenizer.json` into `folder`, which is made if need be."""
+        with replacing(Path(folder, FILE)) as file:
+            file.write(self._to_json().encode())
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Return the tokenizer saved in `folder`. DataError if it is missing, damaged or of another kind."""
+        path = Path(folder, FILE)
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if kind_of(content) != cls.kind:
+                raise DataError(f"a tokenizer of kind {kind_of(content)!r}, not {cls.kind!r}")
+            return cls._from_json(content)
+        except OSError as error:
+            raise DataError(f"cannot read {path} ({error.strerror}): give the folder of a model") from error
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from error
+        except UNREADABLE as error:
+            raise DataError(f"{path} is not a tokenizer: {error!r}") from error
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tokenizer) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def checked(self, ids: ArrayLike) -> Ids:
+        """Return `ids` as a row of integers; DataError that names the first one out of range."""
+        ids = np.asarray(ids)
+        if ids.size == 0:
+            return np.zeros(0, self.dtype)
+        if ids.dtype.kind not in "iu":
+            raise DataError(f"ids must be integers, and these are {ids.dtype}")
+        legal = (ids >= 0) & (ids < self.vocab_size)
+        if not legal.all():
+            position = int(np.argmin(legal))
+            raise DataError(
+                f"the id {ids.flat[position]} at position {position} is not one of "
+                f"0 to {self.vocab_size - 1}: these ids are another tokenizer's"
+            )
+        return ids.reshape(-1)
+
+
+class CharTokenizer(Tokenizer):
+    """One id for each character; ids follow the order of the code points.
+
+    Lossless for every character it was trained on, line ends of any kind included.
+    """
+
+    kind = "char"
+
+    def __init__(self, vocabulary: str):
+        """`vocabulary`: every character once, in the order of the code points."""
+        super().__init__(len(vocabulary), [vocabulary])
+        self.vocabulary = vocabulary
+        self._code_points = _code_points(vocabulary)
+
+    @classmethod
+    def train(cls, text: str) -> Self:
+        """Return the tokenizer of the characters in `text`. DataError if there are none, or half of one."""
+        if not text:
+            raise DataError("a tokenizer cannot be trained on an empty text: give at least one character")
+        vocabulary = "".join(sorted(set(text)))
+        _refuse_surrogates(vocabulary)
+        return cls(vocabulary)
+
+    def encode(self, text: str) -> Ids:
+        """Return the ids of `text` (length of the text,), in the smallest unsigned dtype that holds the vocabulary.
+
+        Raises DataError that names the first character outside the vocabulary and its position, from 0.
+        """
+        points = _code_points(text)
+        ids = np.searchsorted(self._code_points, points)
+        known = self._code_points[np.minimum(ids, self.vocab_size - 1)] == points
+        if not known.all():
+            position = int(np.argmin(known))
+            raise DataError(
+                f"the character {_named(text[position])} at position {position} is not among the "
+                f"{self.vocab_size} of the vocabulary {_shortened(self.vocabulary)}: "
+                "leave it out, or train on text that has it"
+            )
+        return ids.astype(self.dtype)
+
+    def decode(self, ids: ArrayLike) -> str:
+        """Return the text of `ids`, integers. Raises DataError that names the first id out of range."""
+        return self._code_points[self.checked(ids)].tobytes().decode("utf-32-le")
+
+    def stream(self, ids: Iterable[int | np.integer]) -> Iterator[str]:
+        """Yield the character of each id as it comes."""
+        return (self.decode(np.array([index])) for index in ids)
+
+    def _to_json(self) -> str:
+        content = {"kind": self.kind, "fingerprint": self.fingerprint, "vocabulary": self.vocabulary}
+        return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+
+    @classmethod
+    def _from_json(cls, content: dict) -> Self:
+        tokenizer = cls(content["vocabulary"])
+        if tokenizer.fingerprint != content["fingerprint"]:
+            raise DataError(f"damaged: its vocabulary does not have the fingerprint {content['fingerprint']}")
+        return tokenizer
+
+
+class BPETokenizer(Tokenizer):
+    """Byte-level byte-pair encoding, lossless for any text; the work is done by Hugging Face's `tokenizers`.
+
+    It is saved in the format of that library, which holds all there is to know: the fingerprint is made of it.
+    """
+
+    kind = "bpe"
+
+    def __init__(self, library_tokenizer: Any):
+        """`library_tokenizer`: a tokenizers.Tokenizer of the kind that `train` makes; DataError for any other."""
+        content = json.loads(library_tokenizer.to_str())
+        vocabulary, merges = content["model"].pop("vocab"), content["model"].pop("merges")
+        ours = json.loads(_untrained().to_str())
+        del ours["model"]["vocab"], ours["model"]["merges"]
+        if content != ours:
+            raise DataError("not a plain byte-level BPE tokenizer: it may not give back the text it was given")
+        byte_of = _byte_of_symbol()
+        tokens = sorted(vocabulary, key=vocabulary.get)
+        if sorted(vocabulary.values()) != list(range(len(tokens))) or not byte_of.keys() <= vocabulary.keys():
+            raise DataError(f"damaged: its {len(tokens)} ids have gaps, or not every byte has one")
+        super().__init__(len(tokens), [tokens, merges])
+        self._library = library_tokenizer
+        self._bytes = [bytes(byte_of[symbol] for symbol in token) for token in tokens]
+
+    @classmethod
+    def train(cls, text: str | Iterable[str], vocab_size: int) -> Self:
+        """Learn `vocab_size` tokens, 256 of them the bytes, from a text, or from pieces as corpus_pieces gives them.
+
+        A text too small for so many gives fewer: when each word is one token there is nothing left to merge.
+        `.vocab_size` says how many there are, so build the model from it. Raises DataError for an empty text, a lone
+        surrogate, and a `vocab_size` outside 256..1,048,576; ImportError without the library.
+        """
+        if not isinstance(vocab_size, int) or not 256 <= vocab_size <= 2**20:
+            raise DataError(f"vocab_size must be an integer from 256 (the bytes) to {2**20:,}, not {vocab_size!r}")
+        library, seen = _untrained(), False
+
+        def pieces() -> Iterator[str]:
+            nonlocal seen
+            for piece in _pieces(text) if isinstance(text, str) else text:
+                _refuse_surrogates(piece)
+                seen = seen or bool(piece)
+                yield piece
+
+        trainer = _tokenizers().trainers.BpeTrainer(
+            vocab_size=vocab_size, initial_alphabet=sorted(_byte_of_symbol()), special_tokens=[], show_progress=False
+        )
+        library.train_from_iterator(pieces(), trainer)
+        if not seen:
+            raise DataError("a tokenizer cannot be trained on an empty text: give at least one character")
+        return cls(library)
+
+    def encode(self, text: str) -> Ids:
+        """Return the ids of `text` (at most one for each byte,), in the smallest unsigned dtype for the vocabulary.
+
+        The pieces of a text have, one after another, the ids of the whole if it is cut as corpus.at_words does.
+        Raises DataError that names a lone surrogate.
+        """
+        _refuse_surrogates(text)
+        ids = [np.array(self._library.encode(piece).ids, self.dtype) for piece in _pieces(text)]
+        return np.concatenate([np.zeros(0, self.dtype), *ids])
+
+    def decode(self, ids: ArrayLike) -> str:
+        """Return the text of `ids`, integers. Raises DataError that names the first id out of range.
+
+        Ids cut inside a character, or put together at random, may be no UTF-8: then there are U+FFFDs in the text.
+        """
+        return b"".join([self._bytes[index] for index in self.checked(ids).tolist()]).decode("utf-8", "replace")
+
+    def stream(self, ids: Iterable[int | np.integer]) -> Iterator[str]:
+        """Yield the text of `ids` in whole characters: the bytes of an unfinished one wait for the next id."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for index in ids:
+            if text := decoder.decode(self._bytes[self.checked(np.array([index]))[0]]):
+                yield text
+        if text := decoder.decode(b"", final=True):
+            yield text
+
+    def _to_json(self) -> str:
+        return self._library.to_str(pretty=True) + "\n"
+
+    @classmethod
+    def _from_json(cls, content: dict) -> Self:
+        from_str = _tokenizers().Tokenizer.from_str
+        try:
+            library = from_str(json.dumps(content))
+        except Exception as error:  # the library raises no subclass
+            raise DataError(f"damaged: {error}") from error
+        return cls(library)
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """Return the tokenizer saved in `folder`, whichever kind it is. DataError if it is missing or damaged."""
+    try:
+        is_bpe = kind_of(json.loads(Path(folder, FILE).read_bytes())) == BPETokenizer.kind
+    except (OSError, *UNREADABLE):
+        is_bpe = False  # let load say what is wrong
+    return BPETokenizer.load(folder) if is_bpe else CharTokenizer.load(folder)
+
+
+def kind_of(content: Any) -> object:
+    """Return the kind of tokenizer that a tokenizer.json holds: the library's own format has no room for the word."""
+    if isinstance(content.get("model"), dict) and content["model"].get("type") == "BPE":
+        return BPETokenizer.kind
+    return content["kind"]
+
+
+def per_character(loss: float, targets: Ids, tokenizer: Tokenizer) -> float:
+    """Return a mean loss in nats a token over `targets` in nats a character, which compares across tokenizers.
+
+    $L_\\text{char} = L_\\text{token} \\cdot \\text{tokens} / \\text{characters}$; divide by ln 2 for bits.
+    """
+    return loss * len(targets) / len(tokenizer.decode(targets))
+
+
+def _tokenizers() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ImportError('a BPE tokenizer needs the package tokenizers: pip install -e ".[bpe]"') from error
+    return tokenizers
+
+
+def _untrained() -> Any:
+    library = _tokenizers()
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    return tokenizer
+
+
+@functools.cache
+def _byte_of_symbol() -> dict[str, int]:
+    """The byte for which each of the library's 256 printable symbols stands.
+
+    A printable Latin-1 character stands for its code point; those from U+0100 for the bytes that are left, in order.
+    """
+    alphabet = sorted(_tokenizers().pre_tokenizers.ByteLevel.alphabet())
+    printable = {symbol: ord(symbol) for symbol in alphabet if ord(symbol) < 256}
+    others = sorted(set(range(256)) - set(printable.values()))
+    return printable | dict(zip(alphabet[len(printable) :], others, strict=True))
+
+
+def _pieces(text: str, size: int = 2**12) -> Iterator[str]:
+    """The text in pieces so short that the library is quick with them."""
+    return at_words(text[start : start + size] for start in range(0, len(text), size))
+
+
+def _refuse_surrogates(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"the text holds the lone surrogate {_named(text[error.start])} at position {error.start}, half of a "
+            "UTF-16 pair and no character: decode the text as what it is"
+        ) from error
+
+
+def _code_points(text: str) -> Integer[np.ndarray, "length"]:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+
+
+def _named(character: str) -> str:
+    return f"{character!r} (U+{ord(character):04X})"
+
+
+def _shortened(text: str, limit: int = 100) -> str:
+    return repr(text) if len(text) <= limit else repr(text[:limit]) + "..."

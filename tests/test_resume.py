@@ -1,0 +1,224 @@
+"""Runs that end badly and go on: other processes, killed, on full disks, with damaged files."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from running import SCRIPTS, run
+
+from numpygpt import checkpoint
+
+
+def flags(line):
+    return line.split()
+
+
+SMALL = flags("--d-model 16 --num-layers 1 --num-heads 2 --context-length 16 --batch-size 4 --sample-length 0")
+# Dropout and parts, so that their generators and sums must go on too.
+FLAGS = SMALL + flags("--steps 20 --eval-interval 5 --dropout 0.2 --accumulate 3")
+TEXT = "To be, or not to be, that is the question:\nWhether 'tis nobler in the mind to suffer\n" * 20
+
+
+def train(*args, **kwargs):
+    return run("train_shakespeare.py", *args, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "hamlet.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(text, tmp_path_factory):
+    """A run that nothing befell."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    result = train("--corpus", text, "--out", out, *FLAGS)
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+@pytest.fixture
+def stopped(whole, tmp_path):
+    """The same run as a death after step 15 leaves it, the log half a line further."""
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    shutil.rmtree(out / "step-00000020")
+    log = out / "metrics.jsonl"
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:18])[:-10])
+    return out
+
+
+def same(one, other):
+    """Whether two runs ended on the same bits (weights, moments, generators) by the same steps."""
+
+    def steps(run):
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        return [{k: v for k, v in row.items() if k != "tokens_per_s"} for row in rows]
+
+    last = [checkpoint.checkpoints(run)[0] for run in (one, other)]
+    files = all(
+        (last[0] / name).read_bytes() == (last[1] / name).read_bytes()
+        for name in ("model.safetensors", "training.safetensors", "tokenizer.json")
+    )
+    return files and steps(one) == steps(other)
+
+
+def test_a_resumed_run_ends_on_the_same_bits(whole, stopped):
+    result = train("--resume", "--out", stopped)
+    assert result.returncode == 0, result.stderr
+    assert "resuming from" in result.stderr
+    assert "step-00000015" in result.stderr
+    assert same(whole, stopped)
+    assert checkpoint.load(stopped)[1]["trainer"]["best_loss"] > 0
+
+
+def test_resuming_a_finished_run_changes_nothing(whole, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    result = train("--resume", "--out", out, "--sample-length", 10)
+    assert result.returncode == 0, result.stderr
+    assert "validation loss: " in result.stdout
+    assert same(whole, out)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(whole, stopped):
+    path = stopped / "step-00000015" / "training.safetensors"
+    path.write_bytes(path.read_bytes()[:-50])
+    result = train("--resume", "--out", stopped)
+    assert result.returncode == 0, result.stderr
+    assert f"{path} is damaged" in result.stderr
+    assert "cut off within or before the tensor v." in result.stderr
+    assert f"moved to {stopped / 'damaged-step-00000015'}" in result.stderr
+    assert "resuming from" in result.stderr
+    assert "step-00000010" in result.stderr
+    assert same(whole, stopped)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no kill -9 there")
+def test_a_run_killed_again_and_again_ends_on_the_same_bits(whole, text, tmp_path):
+    out, rng = tmp_path / "run", random.Random(0)
+    slow = [*FLAGS, "--keep", "2"]
+    command = [sys.executable, SCRIPTS / "train_shakespeare.py", "--out", out]
+    for _ in range(3):
+        arguments = ["--resume"] if checkpoint.checkpoints(out) else ["--corpus", text, *slow]
+        with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            for line in process.stdout:
+                if line.startswith(b"model:"):  # the last line before the first step
+                    break
+            time.sleep(0.2 * rng.random())
+            process.send_signal(signal.SIGKILL)
+        found, damaged = checkpoint.newest_whole(out)
+        assert damaged == {}
+    result = train("--out", out, *(["--resume"] if found else ["--corpus", text, *slow]))
+    assert result.returncode == 0, result.stderr
+    assert same(whole, out)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits there")
+def test_a_full_disk_ends_the_run_with_what_was_saved(whole, stopped):
+    import resource
+
+    size = 20_000  # of a file: less than the weights
+    limit = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))}
+    result = train("--resume", "--out", stopped, **limit)
+    assert result.returncode == 1
+    assert "stopped after step 20" in result.stderr
+    assert "the checkpoint of step 15" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert [path.name for path in stopped.iterdir() if path.name.startswith(".tmp")] == []
+    assert train("--resume", "--out", stopped).returncode == 0
+    assert same(whole, stopped)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        (["--lr", "0.5"], "--lr is 0.003 in the run"),
+        (["--steps", "40"], "--steps is 20"),
+        (["--corpus", "plays"], "--corpus is"),
+        (["--bias", "--d-model", "16"], "--bias is False"),
+    ],
+)
+def test_a_flag_that_does_not_fit_the_run_is_refused_by_name(stopped, changed, named):
+    before = sorted(path.name for path in stopped.iterdir())
+    result = train("--resume", "--out", stopped, *changed)
+    assert result.returncode == 2
+    assert named in result.stderr
+    assert "Traceback" not in result.stderr
+    assert sorted(path.name for path in stopped.iterdir()) == before
+
+
+def test_flags_that_fit_may_be_given_again(whole, stopped, text):
+    result = train("--resume", "--out", stopped, "--corpus", text, *FLAGS, "--keep", 1)
+    assert result.returncode == 0, result.stderr
+    assert same(whole, stopped)
+
+
+def test_a_text_that_has_changed_is_refused(whole, tmp_path):
+    """A run elsewhere, whose text lost a line since."""
+    text, out = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text(TEXT, encoding="utf-8")
+    assert train("--corpus", text, "--out", out, *SMALL, "--steps", 1).returncode == 0
+    text.write_text(TEXT[:-40], encoding="utf-8")
+    result = train("--resume", "--out", out)
+    assert result.returncode == 2
+    assert f"{text} isn't the text any more" in result.stderr
+
+
+def test_a_new_run_does_not_touch_an_old_one(whole, text):
+    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    result = train("--corpus", text, "--out", whole, *FLAGS)
+    assert result.returncode == 2
+    assert "--resume" in result.stderr
+    assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
+
+
+def test_there_must_be_something_to_resume(tmp_path):
+    result = train("--resume", "--out", tmp_path / "missing")
+    assert result.returncode == 2
+    assert f"{tmp_path / 'missing'} holds no checkpoint" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_config_of_a_run_makes_it_again(whole, tmp_path):
+    out = tmp_path / "again"
+    result = train("--config", whole / "config.json", "--out", out)
+    assert result.returncode == 0, result.stderr
+    assert same(whole, out)
+    bad = tmp_path / "config.json"
+    for content in ('{"wings": 2}', "[1]"):
+        bad.write_text(content)
+        result = train("--config", bad, "--out", out)
+        assert result.returncode == 2
+        assert str(bad) in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def test_minutes_end_a_run_that_can_go_on(text, tmp_path):
+    out = tmp_path / "run"
+    result = train("--corpus", text, "--out", out, *SMALL, "--steps", 10**6, "--minutes", 0.005)
+    assert result.returncode == 0, result.stderr
+    assert "validation loss: " in result.stdout
+    first = checkpoint.load(out)[1]["step"]
+    assert 0 < first < 10**6
+    assert train("--resume", "--out", out, "--minutes", 0.005).returncode == 0
+    assert checkpoint.load(out)[1]["step"] > first
+
+
+def test_the_folder_of_a_run_and_each_checkpoint_can_be_sampled(whole):
+    for folder in (whole, whole / "step-00000015"):
+        result = run("sample.py", folder, "--length", 5)
+        assert result.returncode == 0, result.stderr
+
+
+def test_the_newest_and_the_best_are_kept(whole):
+    kept = {int(path.name[5:]): checkpoint.load(path)[1] for path in checkpoint.checkpoints(whole)}
+    assert {10, 15, 20} <= kept.keys()
+    assert min(state["validation_loss"] for state in kept.values()) == kept[20]["trainer"]["best_loss"]
