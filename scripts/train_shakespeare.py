@@ -38,7 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
         help='"plays" (38 plays), "tiny" (tiny Shakespeare), a UTF-8 text file, a folder of *.txt',
     )
     add("--tokenizer", choices=("char", "bpe"), default="char", help="what a token is: a character, or merged bytes")
-    add("--vocab-size", type=int, default=512, help="tokens of --tokenizer bpe, at most")
+    add("--vocab-size", type=int, help="tokens of --tokenizer bpe, at most (unless given: 512)")
     add(
         "--out",
         type=Path,
@@ -201,9 +201,12 @@ def main() -> int:
         check_positive(keep=args.keep)
         if not args.minutes > 0:
             raise ValueError(f"minutes must be above 0, not {args.minutes}")
-        text = load_corpus(args.corpus)
         bpe = args.tokenizer == "bpe"
-        tokenizer = BPETokenizer.train(text, args.vocab_size) if bpe else CharTokenizer.train(text)
+        if args.vocab_size is not None and not bpe:
+            raise ValueError("--vocab-size goes with --tokenizer bpe: characters make a vocabulary of their own")
+        text = load_corpus(args.corpus)
+        vocab_size = 512 if args.vocab_size is None else args.vocab_size
+        tokenizer = BPETokenizer.train(text, vocab_size) if bpe else CharTokenizer.train(text)
         model_flags = {k: v for k, v in flags.items() if k in TransformerConfig.__dataclass_fields__}
         config = TransformerConfig(**model_flags | {"vocab_size": tokenizer.vocab_size})
         tokens = tokenizer.encode(text)

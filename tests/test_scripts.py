@@ -186,6 +186,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_training(text, tmp
         (["--dropout", "1.5"], "1.5"),
         (["--lr", "nan"], "nan"),
         (["--steps", "0"], "steps"),
+        (["--vocab-size", "300"], "--tokenizer bpe"),
         (["--ffn", "swish"], "swish"),
         (["--corpus", "no/such/file"], "no/such/file"),
         (["--corpus", "."], "."),
@@ -260,7 +261,7 @@ def test_byte_pairs_of_a_folder_of_texts_are_trained_and_sampled(text, tmp_path)
     result = run("sample.py", tmp_path, "--prompt", "aπ", "--length", 20)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("aπ")
-    for wrong, named in (("255", "255"), ("x", "x")):
+    for wrong, named in (("255", "255"), ("0", "0"), ("x", "x")):
         result = run("train_shakespeare.py", *bpe, "--vocab-size", wrong, "--out", tmp_path / "another")
         assert result.returncode == 2
         assert named in result.stderr
