@@ -7,6 +7,7 @@ import jaxtyping
 import pytest
 from beartype import BeartypeConf, beartype
 from hypothesis import HealthCheck, Phase, settings
+from running import TEXT
 
 jaxtyping.install_import_hook("numpygpt", "conftest.check_types")  # before anything imports numpygpt
 
@@ -36,6 +37,14 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     deep = config.getoption("deep")
     settings.load_profile("deep" if deep else os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A file to train on."""
+    path = tmp_path_factory.mktemp("text") / "hamlet.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
 
 
 @pytest.fixture

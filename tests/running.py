@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
+TEXT = "To be, or not to be, that is the question:\nWhether 'tis nobler in the mind to suffer\n" * 20
 
 
 def run(script, *args, **kwargs):

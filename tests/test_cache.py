@@ -250,6 +250,18 @@ def test_a_backward_after_a_cached_forward_is_refused_and_adds_nothing(model):
     assert not any(p.grad.any() for p in attention.parameters())
 
 
+@pytest.mark.parametrize("place", CHOICES["norm_position"])
+def test_a_block_alone_refuses_it_too_before_it_adds_anything(place):
+    block = DecoderBlock(TransformerConfig(5, CONTEXT, 4, 1, 2, norm_position=place), rng=0)
+    x = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+    block.forward(x, cache=LayerCache((2, 0, 2), CONTEXT, x))
+    with pytest.raises(AttributeError, match="without a cache"):
+        block.backward(x)
+    assert not any(p.grad.any() for p in block.parameters())
+    block.forward(x)
+    assert block.backward(x).any()
+
+
 def test_a_forward_without_a_cache_can_be_followed_by_backward_again(model):
     ids, dlogits = np.zeros((1, 3), int), np.ones((1, 3, 7))
     model.forward(ids)

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from running import SCRIPTS, run
+from running import SCRIPTS, TEXT, run
 
 from numpygpt import checkpoint
 
@@ -21,18 +21,10 @@ def flags(line):
 SMALL = flags("--d-model 16 --num-layers 1 --num-heads 2 --context-length 16 --batch-size 4 --sample-length 0")
 # Dropout and parts, so that their generators and sums must go on too.
 FLAGS = SMALL + flags("--steps 20 --eval-interval 5 --dropout 0.2 --accumulate 3")
-TEXT = "To be, or not to be, that is the question:\nWhether 'tis nobler in the mind to suffer\n" * 20
 
 
 def train(*args, **kwargs):
     return run("train_shakespeare.py", *args, **kwargs)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "hamlet.txt"
-    path.write_text(TEXT, encoding="utf-8")
-    return path
 
 
 @pytest.fixture(scope="module")

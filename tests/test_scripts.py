@@ -7,19 +7,11 @@ import sys
 import time
 
 import pytest
-from running import SCRIPTS, run
+from running import SCRIPTS, TEXT, run
 
 from numpygpt import checkpoint
 
 SMALL = ["--d-model", "16", "--num-layers", "1", "--num-heads", "2", "--context-length", "16", "--batch-size", "4"]
-TEXT = "To be, or not to be, that is the question:\nWhether 'tis nobler in the mind to suffer\n" * 20
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "hamlet.txt"
-    path.write_text(TEXT, encoding="utf-8")
-    return path
 
 
 @pytest.fixture(scope="module")

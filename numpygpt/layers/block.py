@@ -97,6 +97,8 @@ class DecoderBlock(Module):
         else:
             x = self.ln1.forward(x + drop1.forward(attn.forward(x, token_positions, mask, cache)))  # (2)
             x = self.ln2.forward(x + drop2.forward(ffn.forward(x)))  # (2)
+        if cache is not None:
+            del (drop2 if self.pre else self.ln2).saved  # where backward begins: refused before it adds anything
         return x
 
     def backward(self, dy: Float[Array, "... seq d_model"]) -> Float[Array, "... seq d_model"]:
