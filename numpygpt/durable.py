@@ -13,6 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 TEMPORARY = ".tmp-"  # names that begin so are leftovers of a crash and may be deleted
 
 
@@ -61,6 +66,33 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
         os.unlink(temporary)
         raise
     sync(path.parent)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold `folder` for this program alone; one that is missing is made, and goes again if it is empty at the end.
+
+    The lock is on the folder itself, so no file is left, and it ends with the program, however that ends. Raises
+    BlockingIOError if another program holds it. Windows has no such lock: there, nothing is held.
+    """
+    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    make_folder(folder)
+    try:
+        with contextlib.ExitStack() as stack:
+            if fcntl is not None:
+                handle = os.open(folder, os.O_RDONLY)
+                stack.callback(os.close, handle)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise BlockingIOError(f"another program is at work in {folder}: wait for it, or stop it") from error
+                except OSError:
+                    pass  # a file system without locks
+            yield
+    finally:
+        with contextlib.suppress(OSError):  # not empty: from here on all is to stay
+            for path in made:
+                path.rmdir()
 
 
 def write_file(path: Path, content: str) -> None:

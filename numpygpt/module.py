@@ -5,7 +5,8 @@ has a small buffer for each of its parameters; a model lays all of them into one
 alike (optimiser, clipping, moving to a device) then works on whole vectors and never needs to know a layer.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -165,6 +166,7 @@ class Module:
     """
 
     training = True
+    keeping = True  # what backward needs; not so while evaluating
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run forward."""
@@ -173,10 +175,22 @@ class Module:
     forward: Callable[..., Any]
     backward: Callable[..., Any]
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "saved":
+    @property
+    def saved(self) -> Any:
+        """What the latest forward kept for backward. AttributeError if there is nothing."""
+        if "saved" not in vars(self):
             raise AttributeError(f"{type(self).__name__}: backward needs a forward before it, and one without a cache")
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return vars(self)["saved"]
+
+    @saved.setter
+    def saved(self, arrays: Any) -> None:
+        if self.keeping:
+            vars(self)["saved"] = arrays
+
+    @saved.deleter
+    def saved(self) -> None:
+        if self.keeping:
+            vars(self).pop("saved", None)
 
     def children(self) -> Iterator[tuple[str, "Module"]]:
         """Yield the modules held as attributes, or in lists, tuples and dicts that are, with their names."""
@@ -286,3 +300,19 @@ class Module:
                 if hasattr(item, "__array_function__"):
                     setattr(module, name, move(item))
         return self
+
+
+@contextlib.contextmanager
+def evaluating(modules: Sequence[Module]) -> Iterator[None]:
+    """Let modules evaluate, and keep nothing for a backward; then give each back its mode.
+
+    So an evaluation needs the memory of one layer, not of all, and a backward that is pending stays possible.
+    """
+    before = [(module, module.training, module.keeping) for module in modules]
+    for module in modules:
+        module.training = module.keeping = False
+    try:
+        yield
+    finally:
+        for module, training, keeping in before:
+            module.training, module.keeping = training, keeping

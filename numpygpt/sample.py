@@ -1,6 +1,5 @@
 r"""Sampling: from logits to a distribution, and from a prompt to a text."""
 
-import contextlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from numpygpt.cache import KeyValueCache
 from numpygpt.init import Seed
 from numpygpt.layers.softmax import Softmax
 from numpygpt.model import TransformerLM
-from numpygpt.module import Module
+from numpygpt.module import evaluating
 
 
 def next_token_distribution(
@@ -75,22 +74,6 @@ def penalise_repetition(logits: Float[np.ndarray, "vocab"], seen: Array, penalty
     ids = np.unique(seen)
     logits[ids] = np.where(logits[ids] > 0, logits[ids] / penalty, logits[ids] * penalty)
     return logits
-
-
-@contextlib.contextmanager
-def evaluating(modules: Sequence[Module]) -> Iterator[None]:
-    """Let modules evaluate; then give each back its mode, and what it had kept for a pending backward."""
-    names = ("training", "saved")
-    before = [(vars(m), {name: vars(m)[name] for name in names if name in vars(m)}) for m in modules]
-    for module in modules:
-        module.training = False
-    try:
-        yield
-    finally:
-        for attributes, kept in before:
-            for name in names:
-                attributes.pop(name, None)
-            attributes.update(kept)
 
 
 class Draw(NamedTuple):

@@ -48,6 +48,10 @@ class Tokenizer(ABC):
         """Return the text of `ids`."""
 
     @abstractmethod
+    def count_characters(self, ids: Ids) -> int:
+        """Return how many characters the text of `ids` has."""
+
+    @abstractmethod
     def stream(self, ids: Iterable[int | np.integer]) -> Iterator[str]:
         """Yield the text of `ids` in whole characters, each as soon as it is known; together they are `decode(ids)`."""
 
@@ -117,11 +121,14 @@ class CharTokenizer(Tokenizer):
         self._code_points = _code_points(vocabulary)
 
     @classmethod
-    def train(cls, text: str) -> Self:
-        """Return the tokenizer of the characters in `text`. DataError if there are none, or half of one."""
-        if not text:
+    def train(cls, text: str | Iterable[str]) -> Self:
+        """Return the tokenizer of the characters in a text, or in its pieces as corpus_pieces gives them.
+
+        DataError if there are none, or half of one.
+        """
+        vocabulary = "".join(sorted(set().union(*([text] if isinstance(text, str) else text))))
+        if not vocabulary:
             raise DataError("a tokenizer cannot be trained on an empty text: give at least one character")
-        vocabulary = "".join(sorted(set(text)))
         _refuse_surrogates(vocabulary)
         return cls(vocabulary)
 
@@ -145,6 +152,10 @@ class CharTokenizer(Tokenizer):
     def decode(self, ids: ArrayLike) -> str:
         """Return the text of `ids`, integers. Raises DataError that names the first id out of range."""
         return self._code_points[self.checked(ids)].tobytes().decode("utf-32-le")
+
+    def count_characters(self, ids: Ids) -> int:
+        """Return how many characters the text of `ids` has: as many as there are ids."""
+        return len(ids)
 
     def stream(self, ids: Iterable[int | np.integer]) -> Iterator[str]:
         """Yield the character of each id as it comes."""
@@ -185,6 +196,8 @@ class BPETokenizer(Tokenizer):
         super().__init__(len(tokens), [tokens, merges])
         self._library = library_tokenizer
         self._bytes = [bytes(byte_of[symbol] for symbol in token) for token in tokens]
+        # 10xxxxxx goes on with a character that an earlier byte began
+        self._characters = np.array([sum(byte & 0xC0 != 0x80 for byte in token) for token in self._bytes])
 
     @classmethod
     def train(cls, text: str | Iterable[str], vocab_size: int) -> Self:
@@ -230,6 +243,11 @@ class BPETokenizer(Tokenizer):
         """
         return b"".join([self._bytes[index] for index in self.checked(ids).tolist()]).decode("utf-8", "replace")
 
+    def count_characters(self, ids: Ids) -> int:
+        """Return how many characters begin in `ids`."""
+        parts = (ids[start : start + 2**20] for start in range(0, len(ids), 2**20))  # counting makes them int64
+        return sum(int(np.bincount(part, minlength=self.vocab_size) @ self._characters) for part in parts)
+
     def stream(self, ids: Iterable[int | np.integer]) -> Iterator[str]:
         """Yield the text of `ids` in whole characters: the bytes of an unfinished one wait for the next id."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -273,7 +291,7 @@ def per_character(loss: float, targets: Ids, tokenizer: Tokenizer) -> float:
 
     $L_\\text{char} = L_\\text{token} \\cdot \\text{tokens} / \\text{characters}$; divide by ln 2 for bits.
     """
-    return loss * len(targets) / len(tokenizer.decode(targets))
+    return loss * len(targets) / max(tokenizer.count_characters(targets), 1)
 
 
 def _tokenizers() -> Any:

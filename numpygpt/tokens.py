@@ -14,6 +14,7 @@ import os
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Integer
@@ -24,6 +25,7 @@ from numpygpt.tokenizer import Ids, Tokenizer
 
 FORMAT = 1
 HEADER_BYTES = 256
+MAGIC = b'{"numpygpt tokens"'  # json.dumps writes the header's first name first
 
 
 def write_tokens(path: str | Path, ids: Ids | Iterable[Ids], tokenizer: Tokenizer) -> None:
@@ -61,14 +63,28 @@ def open_tokens(path: str | Path, tokenizer: Tokenizer | None = None) -> Integer
     Raises DataError, which names the file, if it can't be read, isn't such a file, is cut short or damaged (all of it
     is read once to see), or holds ids of another tokenizer than the one given.
     """
+    header = read_header(path)
+    crc32 = 0
+    with open(path, "rb") as file:
+        file.seek(HEADER_BYTES)
+        while chunk := file.read(2**20):
+            crc32 = zlib.crc32(chunk, crc32)
+    if crc32 != header.get("crc32"):
+        raise DataError(f"{path} is damaged: its ids don't have the checksum in its header; write it again")
+    if tokenizer is not None and tokenizer.fingerprint != header.get("tokenizer"):
+        raise DataError(
+            f"{path} was written with the tokenizer {header.get('tokenizer')} of {header.get('vocab_size')} ids, and "
+            f"this one is {tokenizer.fingerprint} of {tokenizer.vocab_size}: write it again with this one"
+        )
+    return np.memmap(path, header["dtype"], "r", offset=HEADER_BYTES, shape=(header["count"],))
+
+
+def read_header(path: str | Path) -> dict[str, Any]:
+    """Return the header of a file of tokens, without a look at the ids; DataError if it isn't one or is cut short."""
     try:
         with open(path, "rb") as file:
             head = file.read(HEADER_BYTES)
             size = os.fstat(file.fileno()).st_size - HEADER_BYTES
-            crc32 = 0
-            if head.startswith(b'{"numpygpt tokens"'):  # don't read what is something else
-                while chunk := file.read(2**20):
-                    crc32 = zlib.crc32(chunk, crc32)
     except OSError as error:
         raise DataError(f"cannot read {path} ({error.strerror}): give a file made by write_tokens") from error
     try:
@@ -84,14 +100,16 @@ def open_tokens(path: str | Path, tokenizer: Tokenizer | None = None) -> Integer
         raise DataError(
             f"{path} is cut short or damaged: {size:,} bytes aren't the {count:,} ids of {dtype} its header names"
         )
-    if crc32 != header.get("crc32"):
-        raise DataError(f"{path} is damaged: its ids don't have the checksum in its header; write it again")
-    if tokenizer is not None and tokenizer.fingerprint != header.get("tokenizer"):
-        raise DataError(
-            f"{path} was written with the tokenizer {header.get('tokenizer')} of {header.get('vocab_size')} ids, and "
-            f"this one is {tokenizer.fingerprint} of {tokenizer.vocab_size}: write it again with this one"
-        )
-    return np.memmap(path, dtype, "r", offset=HEADER_BYTES, shape=(count,))
+    return header
+
+
+def is_tokens(path: str | Path) -> bool:
+    """Whether `path` is a file that begins as write_tokens begins one."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
 
 
 def let_go(tokens: Ids) -> None:

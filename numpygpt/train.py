@@ -13,6 +13,7 @@ from numpygpt.data import Ids, random_batch, sequential_batches
 from numpygpt.finite import first_not_finite
 from numpygpt.layers.cross_entropy import CrossEntropy
 from numpygpt.model import TransformerLM
+from numpygpt.module import evaluating
 from numpygpt.optim import AdamW, clip_grad_norm, cosine_schedule
 from numpygpt.progress import Progress, stop_between_steps
 
@@ -76,6 +77,7 @@ class Trainer:
         self.generators = {"batches": self.rng, **dropouts}  # all that training draws from
         self.step = 0
         self.best_loss = math.inf
+        self.unevaluated: dict[str, Any] | None = None  # metrics of a step whose evaluation was broken off
 
     def run(
         self,
@@ -87,28 +89,32 @@ class Trainer:
 
         Each step's metrics are given to `after_step`: step, loss, lr, grad_norm, tokens_per_s and, if it was
         evaluated, validation_loss. Then an evaluation's loss goes to `after_evaluation`, which may save. Ctrl-C (or a
-        request to terminate) ends the run after the step under way; then None is returned. A loss or gradient that
-        isn't finite raises FloatingPointError, which names the step and the layer or parameter.
+        request to terminate) ends the run after the step under way, or in its evaluation, which is made again when the
+        run goes on; then None is returned. A loss or gradient that isn't finite raises FloatingPointError, which names
+        the step and the layer or parameter.
         """
+        if self.finished and self.unevaluated is None:
+            return self.evaluate()
         deadline = time.monotonic() + 60 * minutes
-        last = self.finished
-        validation_loss = self.evaluate() if last else None
         self.model.train()
         with stop_between_steps() as stop, Progress(self.config.steps, self.step) as progress:
-            while not last and not stop():
-                start = time.perf_counter()
-                metrics = {"step": self.step + 1, **self.train_step()}
-                metrics["tokens_per_s"] = self.tokens_per_step / (time.perf_counter() - start)
+            while not stop():
+                metrics, self.unevaluated = self.unevaluated or self.timed_step(), None
                 last = self.finished or time.monotonic() >= deadline
-                validation_loss = self.evaluate(stop) if last or self.step % self.config.eval_interval == 0 else None
-                if validation_loss is not None:
+                if last or self.step % self.config.eval_interval == 0:
+                    validation_loss = self.evaluate(stop)
+                    if validation_loss is None:
+                        self.unevaluated = metrics
+                        break
                     metrics["validation_loss"] = validation_loss
                     self.best_loss = min(self.best_loss, validation_loss)
                 after_step(metrics)
-                if validation_loss is not None:
-                    after_evaluation(validation_loss)
+                if "validation_loss" in metrics:
+                    after_evaluation(metrics["validation_loss"])
                 progress.show(metrics)
-        return validation_loss if last else None
+                if last:
+                    return metrics["validation_loss"]
+        return None
 
     @property
     def finished(self) -> bool:
@@ -120,10 +126,20 @@ class Trainer:
         """The number of targets in a batch."""
         return self.config.batch_size * self.model.config.context_length
 
+    def timed_step(self) -> dict[str, Any]:
+        """Make a step; return its metrics."""
+        start = time.perf_counter()
+        metrics = self.train_step()
+        return {"step": self.step, **metrics, "tokens_per_s": self.tokens_per_step / (time.perf_counter() - start)}
+
     def train_step(self) -> dict[str, float]:
-        """Draw a batch and update the model once: the loss before the update, the rate, the gradient's norm."""
+        """Draw a batch and update the model with it."""
+        context_length = self.model.config.context_length
+        return self.update(*random_batch(self.train_tokens, self.config.batch_size, context_length, self.rng))
+
+    def update(self, *batch: Array) -> dict[str, float]:
+        """Update the model once, with inputs and targets: the loss before it, the rate, the gradient's norm."""
         model, config = self.model, self.config
-        batch = random_batch(self.train_tokens, config.batch_size, model.config.context_length, self.rng)
         before = self.generator_states()
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # what isn't finite is refused by name
             try:
@@ -172,18 +188,15 @@ class Trainer:
         Raises FloatingPointError if it isn't finite.
         """
         model, total, count = self.model, 0.0, 0
-        was_training = model.training
-        model.eval()
-        length = model.config.context_length
-        try:
-            for batch in sequential_batches(self.validation_tokens, 4 * self.config.batch_size, length):
+        with evaluating([*model.modules(), self.loss]):
+            for batch in sequential_batches(
+                self.validation_tokens, 4 * self.config.batch_size, model.config.context_length
+            ):
                 if stop():
                     return None
                 inputs, targets = self.to_device(batch)
                 total += self.loss.forward(model.forward(inputs), targets) * self.counted(targets)
                 count += self.counted(targets)
-        finally:
-            model.train(was_training)
         if not math.isfinite(total):
             raise FloatingPointError(f"the validation loss after step {self.step} is {total}")
         return total / max(count, 1)
@@ -197,7 +210,12 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Return, as JSON holds it, all that the next step depends on besides the weights and the moments."""
         best_loss = self.best_loss if math.isfinite(self.best_loss) else None
-        return {"step": self.step, "best_loss": best_loss, "generators": self.generator_states()}
+        return {
+            "step": self.step,
+            "best_loss": best_loss,
+            "unevaluated": self.unevaluated,
+            "generators": self.generator_states(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state`. Raises ValueError, before any change, if it isn't this trainer's."""
@@ -209,6 +227,7 @@ class Trainer:
             raise ValueError(f"the state is that of step {step}, and the optimiser has made {self.optimizer.t}")
         self.set_generator_states(generators)
         self.step, self.best_loss = step, math.inf if best_loss is None else best_loss
+        self.unevaluated = state["unevaluated"]
 
     def generator_states(self) -> dict[str, Any]:
         """Return the state of every generator."""

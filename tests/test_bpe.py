@@ -209,6 +209,11 @@ def test_a_loss_per_character_counts_the_characters():
     assert per_character(1.5, tokenizer.encode("abab"), tokenizer) == 0.75
 
 
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_characters_are_counted_without_making_the_text(english, text):
+    assert english.count_characters(english.encode(text)) == len(text)
+
+
 def test_without_the_library_the_extra_is_named(monkeypatch):
     real = builtins.__import__
 

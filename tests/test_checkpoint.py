@@ -351,3 +351,16 @@ def test_a_damaged_checkpoint_set_aside_frees_its_name(tmp_path):
     for _ in range(2):
         aside = checkpoint.set_aside(save_step(tmp_path, 1))
         assert names(tmp_path) == [aside.name] == ["damaged-step-00000001"]
+
+
+def test_a_lock_is_held_by_one_and_leaves_no_trace(tmp_path):
+    folder = tmp_path / "a" / "b"
+    with durable.locked(folder), pytest.raises(BlockingIOError, match=f"at work in {folder}"), durable.locked(folder):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    with durable.locked(folder):
+        (folder / "file").touch()
+    with durable.locked(folder):
+        assert [path.name for path in folder.iterdir()] == ["file"]
+    with pytest.raises(FileExistsError), durable.locked(folder / "file"):
+        pass

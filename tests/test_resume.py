@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from running import SCRIPTS, TEXT, run
 
-from numpygpt import checkpoint
+from numpygpt import checkpoint, durable
 
 
 def flags(line):
@@ -153,15 +154,60 @@ def test_flags_that_fit_may_be_given_again(whole, stopped, text):
     assert same(whole, stopped)
 
 
-def test_a_text_that_has_changed_is_refused(whole, tmp_path):
-    """A run elsewhere, whose text lost a line since."""
-    text, out = tmp_path / "text.txt", tmp_path / "run"
-    text.write_text(TEXT, encoding="utf-8")
-    assert train("--corpus", text, "--out", out, *SMALL, "--steps", 1).returncode == 0
-    text.write_text(TEXT[:-40], encoding="utf-8")
-    result = train("--resume", "--out", out)
+def test_a_run_goes_on_with_its_tokens_whatever_becomes_of_the_text(whole, stopped, text):
+    content = text.read_text(encoding="utf-8")
+    tokens = stopped / "tokens.bin"
+    try:
+        text.write_text(content[:-40], encoding="utf-8")
+        moved = tokens.rename(tokens.with_name("elsewhere"))
+        result = train("--resume", "--out", stopped)
+        assert result.returncode == 2
+        assert f"--corpus {text} doesn't hold any more what {stopped / 'step-00000015'} was trained on" in result.stderr
+        assert not tokens.exists()
+        moved.rename(tokens)
+        assert train("--resume", "--out", stopped).returncode == 0
+    finally:
+        text.write_text(content, encoding="utf-8")
+    assert same(whole, stopped)
+
+
+@pytest.mark.parametrize("damage", [lambda c: b"", lambda c: c[:-1], lambda c: c[:-1] + b"\0", lambda c: None])
+def test_lost_tokens_are_made_again_from_the_text(whole, stopped, damage):
+    tokens = stopped / "tokens.bin"
+    content = damage(tokens.read_bytes())
+    tokens.unlink()
+    if content is not None:
+        tokens.write_bytes(content)
+    result = train("--resume", "--out", stopped)
+    assert result.returncode == 0, result.stderr
+    assert same(whole, stopped)
+    assert tokens.read_bytes() == (whole / "tokens.bin").read_bytes()
+
+
+def test_a_file_of_tokens_is_a_corpus_with_the_tokenizer_beside_it(whole, tmp_path):
+    out, corpus = tmp_path / "run", ["--corpus", whole / "tokens.bin"]
+    result = train(*corpus, "--out", out, *FLAGS)
+    assert result.returncode == 0, result.stderr
+    assert f"{len(TEXT):,} characters" in result.stdout
+    assert not (out / "tokens.bin").exists()
+    weights = [checkpoint.load(folder)[0].flat.value for folder in (whole, out)]
+    assert np.array_equal(*weights)
+    assert train("--resume", "--out", out).returncode == 0
+    for wrong in (["--tokenizer", "char"], ["--vocab-size", 300]):
+        result = train(*corpus, *wrong, "--out", tmp_path / "another", *FLAGS)
+        assert result.returncode == 2
+        assert f"{whole / 'tokens.bin'} has a tokenizer beside it" in result.stderr
+        assert not (tmp_path / "another").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such lock there")
+def test_two_runs_are_not_in_one_folder(stopped, text):
+    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+    with durable.locked(stopped):
+        result = train("--resume", "--out", stopped)
     assert result.returncode == 2
-    assert f"{text} isn't the text any more" in result.stderr
+    assert f"another program is at work in {stopped}" in result.stderr
+    assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
 
 
 def test_a_new_run_does_not_touch_an_old_one(whole, text):

@@ -1,5 +1,6 @@
 """The scripts as a user runs them: other processes, small models, wrong input."""
 
+import json
 import os
 import signal
 import subprocess
@@ -250,6 +251,8 @@ def test_byte_pairs_of_a_folder_of_texts_are_trained_and_sampled(text, tmp_path)
         float(result.stdout.split(f"\n{name}: ")[1].split("\n")[0]) for name in ("validation loss", "a character")
     )
     assert 0 < per_character < loss
+    row = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (round(row["validation_loss"], 4), round(row["validation_loss_per_character"], 4)) == (loss, per_character)
     result = run("sample.py", tmp_path, "--prompt", "aπ", "--length", 20)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("aπ")

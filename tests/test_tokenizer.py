@@ -121,3 +121,10 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 def test_of_characters_the_loss_per_character_is_the_loss():
     tokenizer = CharTokenizer.train("abcd")
     assert per_character(1.5, tokenizer.encode("abcd"), tokenizer) == 1.5
+    assert tokenizer.count_characters(tokenizer.encode("abcd")) == 4
+
+
+def test_characters_are_learned_from_pieces_too():
+    assert CharTokenizer.train(iter(["ba", "", "cb"])) == CharTokenizer.train("abc")
+    with pytest.raises(DataError, match="empty text"):
+        CharTokenizer.train(iter([""]))

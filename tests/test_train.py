@@ -1,8 +1,10 @@
 import dataclasses
+import gc
 import io
 import json
 import os
 import signal
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -237,3 +239,59 @@ def test_a_run_of_some_minutes_ends_with_an_evaluation():
     loss = trainer.run(after_evaluation=evaluated.append, minutes=0.3 / 60)
     assert 0 < trainer.step < 10**6
     assert evaluated == [loss]
+
+
+def test_an_evaluation_that_was_broken_off_is_made_when_the_run_goes_on():
+    options = {"steps": 20, "eval_interval": 10}
+    whole, first, second = (make_trainer(**options) for _ in range(3))
+    rows = {trainer: [] for trainer in (whole, first, second)}
+    losses = []
+    whole.run(rows[whole].append, losses.append)
+    evaluate = first.evaluate
+    first.evaluate = lambda stop: evaluate(lambda: True)  # as after Ctrl-C
+    assert first.run(rows[first].append, losses.append) is None
+    assert (first.step, len(losses)) == (10, 2)
+    second.model.load_state_dict(first.model.state_dict())
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.run(rows[second].append, losses.append) == losses[1]
+    assert losses[2:] == losses[:2]
+    assert second.best_loss == whole.best_loss
+    values = [
+        [[v for k, v in row.items() if k != "tokens_per_s"] for row in trainer_rows]
+        for trainer_rows in (rows[whole], rows[first] + rows[second])
+    ]
+    assert values[0] == values[1]
+
+
+def test_an_evaluation_keeps_no_arrays_and_leaves_a_pending_backward():
+    trainer = make_trainer()
+    kept = [module for module in [*trainer.model.modules(), trainer.loss] if "saved" in vars(module)]
+    trainer.evaluate()
+    assert kept == [module for module in [*trainer.model.modules(), trainer.loss] if "saved" in vars(module)] == []
+    batch = TOKENS[None, :8], TOKENS[None, 1:9]
+
+    def gradient(between):
+        trainer.model.zero_grad()
+        trainer.loss.forward(trainer.model.forward(batch[0]), batch[1])
+        between()
+        trainer.model.backward(trainer.loss.backward())
+        return trainer.model.flat.grad.copy()
+
+    assert np.array_equal(gradient(lambda: None), gradient(trainer.evaluate))
+
+
+def test_memory_stays_flat_while_training_and_evaluating():
+    trainer, sizes = make_trainer(steps=300, eval_interval=10, dropout=0.1, accumulate=2), {}
+
+    def measure(metrics):
+        if metrics["step"] in (100, 200, 300):
+            gc.collect()
+            sizes[metrics["step"]] = tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        trainer.run(after_step=measure)
+    finally:
+        tracemalloc.stop()
+    assert max(sizes.values()) - sizes[100] < 20_000, sizes  # bytes; one batch's logits are four times as many

@@ -1,0 +1,1 @@
+"""Training runs by flags: what train_shakespeare.py is made of."""

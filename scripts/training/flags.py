@@ -1,0 +1,131 @@
+"""The flags of a training run, and which of them were given."""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+from numpygpt.cli import fail
+from numpygpt.config import CHOICES, TransformerConfig
+from numpygpt.train import TrainConfig
+
+
+def make_parser(description: str) -> argparse.ArgumentParser:
+    """Declare the flags; `description` is what --help says first."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add(
+        "--corpus",
+        default="plays",
+        help='"plays" (38 plays), "tiny" (tiny Shakespeare), a UTF-8 text file, a folder of *.txt',
+    )
+    add("--tokenizer", choices=("char", "bpe"), default="char", help="what a token is: a character, or merged bytes")
+    add("--vocab-size", type=int, help="tokens of --tokenizer bpe, at most (unless given: 512)")
+    add(
+        "--out",
+        type=Path,
+        default=Path("runs/shakespeare"),
+        help="folder of the run; one that holds a run already is refused, unless --resume is given",
+    )
+    add(
+        "--resume",
+        action="store_true",
+        help="go on with the run under --out, with its flags, as if it had never stopped",
+    )
+    add("--config", type=Path, metavar="FILE", help="take the flags that aren't given from a run's config.json")
+    add("--keep", type=int, default=3, help="checkpoints to keep: the newest so many, and the best")
+
+    add = parser.add_argument_group("training").add_argument
+    add("--steps", type=int, default=TrainConfig.steps, help="number of updates; the schedule is fitted to it")
+    add("--minutes", type=float, default=math.inf, help="stop after this time, if the steps take longer")
+    add("--batch-size", type=int, default=TrainConfig.batch_size, help="sequences in a batch")
+    add("--accumulate", type=int, default=TrainConfig.accumulate, help="parts a batch is cut into, to save memory")
+    add("--lr", type=float, default=TrainConfig.lr, help="learning rate at the peak")
+    add("--min-lr", type=float, help="learning rate at the end (unless given: a tenth of --lr)")
+    add(
+        "--warmup-steps",
+        type=int,
+        help="steps of rising learning rate (unless given: 100, or a tenth of a shorter run)",
+    )
+    add("--weight-decay", type=float, default=TrainConfig.weight_decay, help="AdamW's decay, on matrices only")
+    add("--beta1", type=float, default=TrainConfig.beta1, help="decay of AdamW's first moment")
+    add("--beta2", type=float, default=TrainConfig.beta2, help="decay of AdamW's second moment")
+    add("--grad-clip", type=float, default=TrainConfig.grad_clip, help="largest norm of the gradient")
+    add(
+        "--eval-interval",
+        type=int,
+        default=TrainConfig.eval_interval,
+        help="steps between evaluations on the held-out tenth",
+    )
+    add("--seed", type=int, default=TrainConfig.seed, help="of starting weights, batches, dropout and sample")
+    add("--sample-length", type=int, default=500, help="tokens to write at the end")
+
+    add = parser.add_argument_group("model").add_argument
+    add("--context-length", type=int, default=64, help="tokens the model sees")
+    add("--d-model", type=int, default=128, help="features of the residual stream")
+    add("--num-layers", type=int, default=4, help="decoder blocks")
+    add("--num-heads", type=int, default=4, help="attention heads")
+    add("--num-kv-heads", type=int, help="key/value heads (unless given: as many as --num-heads)")
+    add("--d-ff", type=int, help="hidden features of the ffn (unless given: 4, or 8/3 if gated, times --d-model)")
+    add("--norm", choices=CHOICES["norm"], default=TransformerConfig.norm, help="kind of norm")
+    add(
+        "--norm-position",
+        choices=CHOICES["norm_position"],
+        default=TransformerConfig.norm_position,
+        help="before or after the sublayer",
+    )
+    add("--norm-eps", type=float, default=TransformerConfig.norm_eps, help="added to the mean square or variance")
+    add("--ffn", choices=CHOICES["ffn"], default=TransformerConfig.ffn, help="kind of feed-forward layer")
+    add(
+        "--positions",
+        choices=CHOICES["positions"],
+        default=TransformerConfig.positions,
+        help="how the model knows the order",
+    )
+    add("--rope-theta", type=float, default=TransformerConfig.rope_theta, help="base of RoPE's frequencies")
+    add(
+        "--rope-layout",
+        choices=CHOICES["rope_layout"],
+        default=TransformerConfig.rope_layout,
+        help="which features RoPE pairs",
+    )
+    add(
+        "--bias",
+        action=argparse.BooleanOptionalAction,
+        default=TransformerConfig.bias,
+        help="biases of linear maps and LayerNorm",
+    )
+    add(
+        "--tie-embeddings",
+        action=argparse.BooleanOptionalAction,
+        default=TransformerConfig.tie_embeddings,
+        help="one array for both ends",
+    )
+    add("--dropout", type=float, default=TransformerConfig.dropout, help="probability of dropping a feature")
+    add("--init", choices=CHOICES["init"], default=TransformerConfig.init, help="starting weights")
+    return parser
+
+
+def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Read the flags; those that aren't given come from the file of --config, if that is."""
+    args = parser.parse_args()
+    if args.config is None:
+        return args
+    try:
+        flags = json.loads(args.config.read_text(encoding="utf-8"))
+        flags.pop("versions", None)
+        if unknown := sorted(flags.keys() - vars(args).keys()):
+            raise ValueError(f"it has no flag {', '.join(unknown)}")
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        fail(f"--config {args.config} is no config.json of a run: {error}")
+    parser.set_defaults(**flags)
+    return parser.parse_args()
+
+
+def given_flags(parser: argparse.ArgumentParser) -> set[str]:
+    """Return the names of the flags on the command line, whether or not they say what would hold without them."""
+    unset = object()
+    namespace = argparse.Namespace(**{name: unset for name in vars(parser.parse_args())})
+    return {name for name, value in vars(parser.parse_args(namespace=namespace)).items() if value is not unset}
