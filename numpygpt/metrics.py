@@ -16,13 +16,13 @@ class MetricsLog:
     """
 
     def __init__(self, path: Path, step: int):
-        kept = [line for line in whole_lines(path) if json.loads(line)["step"] <= step]
-        durable.write_file(path, "".join(kept))
+        kept = [metrics for metrics in read(path) if metrics["step"] <= step]
+        durable.write_file(path, "".join(map(_line, kept)))
         self.file = path.open("a", encoding="utf-8", newline="\n")
 
     def append(self, metrics: dict[str, Any]) -> None:
         """Write one step's line: `step`, and other numbers by name."""
-        self.file.write(json.dumps(metrics, allow_nan=False) + "\n")
+        self.file.write(_line(metrics))
         self.file.flush()
 
     def sync(self) -> None:
@@ -30,15 +30,23 @@ class MetricsLog:
         os.fsync(self.file.fileno())
 
 
-def whole_lines(path: Path) -> list[str]:
-    """Return the lines of a log that are JSON objects with a step."""
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the steps of a log: all its lines that are whole JSON objects with a step. No file holds none.
+
+    The run may still be writing: half a line at the end is passed over.
+    """
     if not path.is_file():
         return []
-    lines = []
+    steps = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         try:
-            if isinstance(json.loads(line)["step"], int) and line.endswith("\n"):
-                lines.append(line)
+            metrics = json.loads(line)
+            if isinstance(metrics["step"], int) and line.endswith("\n"):
+                steps.append(metrics)
         except (ValueError, KeyError, TypeError):
             continue
-    return lines
+    return steps
+
+
+def _line(metrics: dict[str, Any]) -> str:
+    return json.dumps(metrics, allow_nan=False) + "\n"

@@ -51,13 +51,17 @@ class Progress:
 
 
 class Smoothed:
-    """A running average of the latest twenty or so numbers."""
+    """A running average of the latest twenty or so numbers; of all, while they are fewer."""
 
     value = math.nan
 
+    def __init__(self) -> None:
+        self.total = self.weight = 0.0
+
     def add(self, number: float) -> None:
         """Take one more number into the average."""
-        self.value = number if math.isnan(self.value) else 0.95 * self.value + 0.05 * number
+        self.total, self.weight = 0.95 * self.total + number, 0.95 * self.weight + 1
+        self.value = self.total / self.weight
 
 
 @contextlib.contextmanager

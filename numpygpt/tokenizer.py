@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike
 
 from numpygpt.corpus import DataError, at_words
 from numpygpt.durable import replacing
+from numpygpt.extras import need
 
 FILE = "tokenizer.json"
 UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, RecursionError)  # what JSON of another form raises
@@ -295,11 +296,7 @@ def per_character(loss: float, targets: Ids, tokenizer: Tokenizer) -> float:
 
 
 def _tokenizers() -> Any:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise ImportError('a BPE tokenizer needs the package tokenizers: pip install -e ".[bpe]"') from error
-    return tokenizers
+    return need("tokenizers", "bpe")
 
 
 def _untrained() -> Any:

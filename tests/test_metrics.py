@@ -3,6 +3,7 @@ import json
 import pytest
 
 from numpygpt.metrics import MetricsLog
+from numpygpt.progress import Smoothed
 
 
 def steps(path):
@@ -35,3 +36,13 @@ def test_a_number_that_json_does_not_know_is_refused(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         log.append({"step": 1, "loss": float("nan")})
     assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_a_running_average_begins_as_the_average_and_ends_as_that_of_the_latest():
+    average = Smoothed()
+    for number, expected in ((4.0, 4.0), (2.0, (0.95 * 4 + 2) / 1.95)):
+        average.add(number)
+        assert average.value == pytest.approx(expected)
+    for _ in range(200):
+        average.add(1.0)
+    assert average.value == pytest.approx(1, abs=1e-3)
