@@ -1,16 +1,16 @@
 """Where numbers stopped being finite: the first layer to say so, named."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from numpygpt.module import Module, Parameter
+from numpygpt.module import Module, Parameter, spans
 
 
-def first_not_finite(model: Module, compute: Callable[[], Any]) -> str | None:
-    """Run `compute`, a forward of `model` and perhaps a backward, and say what in it was the first not finite.
+def first_not_finite(models: Sequence[Module], compute: Callable[[], Any]) -> str | None:
+    """Run `compute`, a forward of a model (or of replicas of it) and perhaps a backward; say what first wasn't finite.
 
     That is the output of a module, the gradient of one of its parameters, or the one that it passes back; None if all
     are finite. A module ends after those inside it, so the innermost is named. FloatingPointError from `compute` is
@@ -35,13 +35,13 @@ def first_not_finite(model: Module, compute: Callable[[], Any]) -> str | None:
     def check_backward(name: str, module: Module) -> Callable[[Any], str | None]:
         def check(dx: Any) -> str | None:
             for key, p in vars(module).items():
-                if isinstance(p, Parameter) and not finite(p.grad):
+                if isinstance(p, Parameter) and not finite(spans([p])[0].grad):
                     return f"the gradient of {name}.{key}"
             return None if finite(dx) else f"the gradient that {name} passes back"
 
         return check
 
-    inside = {module: name for name, module in model.named_modules() if module is not model}
+    inside = {module: name for model in models for name, module in model.named_modules() if module is not model}
     before = {module: {key: vars(module).get(key) for key in ("forward", "backward")} for module in inside}
     try:
         for module, name in inside.items():

@@ -1,7 +1,8 @@
 r"""The optimiser: Adam and AdamW, clipping, and the learning-rate schedule."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -9,31 +10,50 @@ from numpygpt.array import Array, check_not_negative
 from numpygpt.module import Parameter, Span, spans
 
 PIECE = 200_000  # elements of a vector worked on at once, so that a step's temporary arrays stay in the cache
+Share = Callable[[Callable[[Any], Any], list[Any]], list[Any]]  # like one_by_one; Team.share deals out to threads
 
 
-def pieces(length: int) -> Iterator[slice]:
-    """Yield slices that cut a vector into pieces."""
-    for start in range(0, length, PIECE):
-        yield slice(start, start + PIECE)
+def one_by_one(function: Callable[[Any], Any], items: list[Any]) -> list[Any]:
+    """Return [function(item) for item in items]."""
+    return [function(item) for item in items]
 
 
-def finite_squared_norm(vectors: list[Span]) -> float:
-    """Return the sum of all squared gradients: maybe infinite by overflow. Refuse any gradient not finite.
+def pieces(vectors: Iterable[Span]) -> list[Span]:
+    """Cut vectors into pieces."""
+    return [
+        span._replace(start=start, stop=min(start + PIECE, span.stop))
+        for span in vectors
+        for start in range(span.start, span.stop, PIECE)
+    ]
 
-    Raises FloatingPointError that names the parameter, before anything is changed.
+
+def cut(vector: Array) -> list[Array]:
+    """Cut an array as its span is cut."""
+    return [vector[start : start + PIECE] for start in range(0, len(vector), PIECE)]
+
+
+def squared_norm(vector: Span) -> float:
+    """Return the sum of the squared gradients: infinite by overflow, or NaN, if need be."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.dot(vector.grad, vector.grad))
+
+
+def grad_norm(vectors: list[Span], share: Share = one_by_one) -> float:
+    """Return the norm of all gradients together, (1) of clip_grad_norm.
+
+    Raises FloatingPointError that names the parameter if a gradient isn't finite.
     """
-    total = 0.0
-    for span in vectors:
-        with np.errstate(over="ignore", invalid="ignore"):  # looked into on the next line
-            square = float(np.dot(span.grad, span.grad))
-        if not math.isfinite(square) and not np.all(np.isfinite(span.grad)):
-            from_here = (p for p in span.buffer.parameters if p.offset >= span.start)
-            bad = next(p for p in from_here if not np.all(np.isfinite(p.grad)))
-            raise FloatingPointError(
-                f"the gradient of {bad.name or 'a parameter'} {bad.shape} is not finite; nothing was changed"
-            )
-        total += square
-    return total
+    norm = math.sqrt(sum(share(squared_norm, pieces(vectors))))  # (1)
+    if 1e-12 < norm < math.inf:
+        return norm
+    for p in (p for span in vectors for p in span.buffer.parameters if span.start <= p.offset < span.stop):
+        if not np.all(np.isfinite(p.grad)):
+            raise FloatingPointError(f"the gradient of {p.name or 'a parameter'} {p.shape} is not finite")
+    largest = max((float(np.max(np.abs(span.grad))) for span in vectors), default=0.0)
+    if largest == 0.0:
+        return 0.0
+    scaled = (span.grad / largest for span in vectors)
+    return largest * math.sqrt(sum(float(np.dot(g, g)) for g in scaled))  # (1)
 
 
 def clip_grad_norm(parameters: Iterable[Parameter], max_norm: float) -> float:
@@ -55,13 +75,7 @@ def clip_grad_norm(parameters: Iterable[Parameter], max_norm: float) -> float:
     if not max_norm > 0:
         raise ValueError(f"max_norm must be positive, not {max_norm!r}")
     vectors = spans(parameters)
-    norm = math.sqrt(finite_squared_norm(vectors))  # (1)
-    if not 1e-12 < norm < math.inf:
-        largest = max((float(np.max(np.abs(span.grad))) for span in vectors), default=0.0)
-        if largest == 0.0:
-            return 0.0
-        scaled = (span.grad / largest for span in vectors)
-        norm = largest * math.sqrt(sum(float(np.dot(g, g)) for g in scaled))  # (1)
+    norm = grad_norm(vectors)
     if norm > max_norm:
         for span in vectors:
             grad = span.grad
@@ -135,20 +149,30 @@ class Adam:
         self.m = [np.zeros_like(span.value) for span in self.spans]
         self.v = [np.zeros_like(span.value) for span in self.spans]
 
-    def step(self) -> None:
-        """Update every parameter from its gradient."""
+    def step(self, max_norm: float = math.inf, share: Share = one_by_one) -> float:
+        """Update every parameter as if clip_grad_norm had clipped its gradient; return the norm there was.
+
+        The gradients themselves stay. `share` may deal out the work to threads; the result is the same.
+        """
         check_not_negative(lr=self.lr)
         moved = any(type(m) is not type(span.value) for span, m in zip(self.spans, self.m, strict=True))
         if moved or spans(self.parameters) != self.spans:
             raise TypeError("the parameters were moved after this optimiser was made; make a new one")
-        if finite_squared_norm(self.spans) == math.inf:  # v would be infinite, and the weight never move again
+        norm = grad_norm(self.spans, share)
+        scale = max_norm / norm if norm > max_norm else 1.0
+        largest = math.sqrt(float(np.finfo(self.spans[0].value.dtype).max))
+        if scale * norm > largest:  # v would be infinite, and a weight never move again
             raise FloatingPointError("the squares of the gradients overflow; nothing was changed, clip them first")
         self.t += 1
-        for span, m, v in zip(self.spans, self.m, self.v, strict=True):
-            value, grad = span.value, span.grad
+
+        def update(piece: tuple[Span, Array, Array]) -> None:
+            span, m, v = piece
             decay = self.weight_decay if span.decays else 0.0
-            for i in pieces(value.size):
-                self.update(value[i], grad[i], m[i], v[i], decay)
+            self.update(span.value, scale * span.grad if scale != 1 else span.grad, m, v, decay)
+
+        m, v = ([part for vector in vectors for part in cut(vector)] for vectors in (self.m, self.v))
+        share(update, list(zip(pieces(self.spans), m, v, strict=True)))
+        return norm
 
     def update(self, p: Array, g: Array, m: Array, v: Array, decay: float) -> None:
         """Update one piece in place, the gradient excepted."""

@@ -1,5 +1,6 @@
 """The training loop."""
 
+import copy
 import dataclasses
 import math
 import time
@@ -12,10 +13,13 @@ from numpygpt.array import Array, check_not_negative, check_positive
 from numpygpt.data import Ids, random_batch, sequential_batches
 from numpygpt.finite import first_not_finite
 from numpygpt.layers.cross_entropy import CrossEntropy
+from numpygpt.layers.dropout import Dropout
 from numpygpt.model import TransformerLM
 from numpygpt.module import evaluating
-from numpygpt.optim import AdamW, clip_grad_norm, cosine_schedule
+from numpygpt.optim import AdamW, cosine_schedule
 from numpygpt.progress import Progress, stop_between_steps
+from numpygpt.replica import Replicas
+from numpygpt.threads import one_blas_thread, usable_cores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,10 +66,33 @@ class TrainConfig:
         return cosine_schedule(step, max_lr=self.lr, min_lr=min_lr, warmup_steps=warmup, decay_steps=self.steps)
 
 
+def cut(batch: tuple[Array, Array], parts: int) -> list[tuple[Array, Array]]:
+    """Cut inputs and targets (B, T) into so many parts of nearly equal size, or into B if that is fewer."""
+    inputs, targets = batch
+    parts = min(parts, len(inputs))
+    return list(zip(np.array_split(inputs, parts), np.array_split(targets, parts), strict=True))
+
+
 class Trainer:
     """A model on its way: `step` counts the updates made, `best_loss` is the lowest validation loss so far."""
 
-    def __init__(self, model: TransformerLM, train_tokens: Ids, validation_tokens: Ids, config: TrainConfig):
+    def __init__(
+        self,
+        model: TransformerLM,
+        train_tokens: Ids,
+        validation_tokens: Ids,
+        config: TrainConfig,
+        threads: int | None = None,
+    ):
+        """`threads` work on each batch together: as many as there are usable cores, unless given.
+
+        With another number the sums are rounded differently, and dropout draws differently. A model on another device
+        is run by one.
+        """
+        self.threads = usable_cores() if threads is None else threads
+        check_positive(threads=self.threads)
+        if not isinstance(model.flat.value, np.ndarray):
+            self.threads = 1
         self.model, self.config = model, config
         self.train_tokens, self.validation_tokens = train_tokens, validation_tokens
         self.loss = CrossEntropy()
@@ -73,8 +100,12 @@ class Trainer:
             model.parameters(), config.lr, (config.beta1, config.beta2), weight_decay=config.weight_decay
         )
         self.rng = np.random.default_rng(config.seed)
-        dropouts = {name: module.rng for name, module in model.named_modules() if hasattr(module, "rng")}
-        self.generators = {"batches": self.rng, **dropouts}  # all that training draws from
+        self.replicas = Replicas(model, self.threads)
+        self.generators = {"batches": self.rng}  # all that training draws from
+        for number, replica in enumerate(self.replicas.models):
+            for name, module in replica.named_modules():
+                if isinstance(module, Dropout):
+                    self.generators[f"{number}.{name}"] = module.rng
         self.step = 0
         self.best_loss = math.inf
         self.unevaluated: dict[str, Any] | None = None  # metrics of a step whose evaluation was broken off
@@ -96,8 +127,9 @@ class Trainer:
         if self.finished and self.unevaluated is None:
             return self.evaluate()
         deadline = time.monotonic() + 60 * minutes
-        self.model.train()
-        with stop_between_steps() as stop, Progress(self.config.steps, self.step) as progress:
+        for model in self.replicas.models:
+            model.train()
+        with one_blas_thread(), stop_between_steps() as stop, Progress(self.config.steps, self.step) as progress:
             while not stop():
                 metrics, self.unevaluated = self.unevaluated or self.timed_step(), None
                 last = self.finished or time.monotonic() >= deadline
@@ -137,44 +169,48 @@ class Trainer:
         context_length = self.model.config.context_length
         return self.update(*random_batch(self.train_tokens, self.config.batch_size, context_length, self.rng))
 
-    def update(self, *batch: Array) -> dict[str, float]:
+    def update(self, inputs: Array, targets: Array) -> dict[str, float]:
         """Update the model once, with inputs and targets: the loss before it, the rate, the gradient's norm."""
         model, config = self.model, self.config
         before = self.generator_states()
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # what isn't finite is refused by name
-            try:
-                model.zero_grad()
-                loss = self.add_gradients(*batch)
-                grad_norm = clip_grad_norm(model.parameters(), config.grad_clip)
-                self.optimizer.lr = config.learning_rate(self.step)
-                self.optimizer.step()
-            except FloatingPointError as error:  # the weights are as before: do the same again, and watch
-                model.zero_grad()
-                self.set_generator_states(before)
-                first = first_not_finite(model, lambda: self.add_gradients(*batch))
-                reason = f"{first} is not finite, the first to be so" if first else error
-                raise FloatingPointError(f"in step {self.step + 1} {reason}") from error
+        try:
+            model.zero_grad()
+            loss = self.add_gradients(inputs, targets)
+            self.optimizer.lr = config.learning_rate(self.step)
+            grad_norm = self.optimizer.step(config.grad_clip, self.replicas.team.share)
+        except FloatingPointError as error:  # the weights are as before: do the same again, and watch
+            model.zero_grad()
+            self.set_generator_states(before)
+            first = first_not_finite(self.replicas.models, lambda: self.add_gradients(inputs, targets, at_once=False))
+            reason = f"{first} is not finite, the first to be so" if first else error
+            raise FloatingPointError(f"in step {self.step + 1} {reason}") from error
         self.step += 1
         return {"loss": loss, "lr": self.optimizer.lr, "grad_norm": grad_norm}
 
-    def add_gradients(self, inputs: Array, targets: Array) -> float:
+    def add_gradients(self, inputs: Array, targets: Array, at_once: bool = True) -> float:
         r"""Forward and backward of a batch, in parts; return its loss. Raises FloatingPointError if that isn't finite.
 
-        The loss of $N$ counted tokens is a mean over them. Part $i$ has $N_i$ of them and the mean $L_i$, so
+        The batch is cut in `accumulate` parts, one after the other, and each of these in one for each thread. The loss
+        of $N$ counted tokens is a mean over them. Part $i$ has $N_i$ of them and the mean $L_i$, so
 
         $$L = \sum_i \frac{N_i}{N}\, L_i, \qquad \bar L_i = \frac{N_i}{N} \tag{1}$$
 
         Dividing by the number of parts instead would be right only for parts of one size.
         """
-        loss, parts, counted = 0.0, self.config.accumulate, max(self.counted(targets), 1)
-        for part in zip(np.array_split(inputs, parts), np.array_split(targets, parts), strict=True):
-            x, y = self.to_device(part)
-            weight = self.counted(y) / counted
-            part_loss = self.loss.forward(self.model.forward(x), y)
-            if not math.isfinite(part_loss):
-                raise FloatingPointError(f"the loss is {part_loss}")
-            self.model.backward(self.loss.backward(weight))  # (1)
-            loss += weight * part_loss  # (1)
+        loss, counted = 0.0, max(self.counted(targets), 1)
+
+        def add(model: TransformerLM, x: Array, y: Array) -> float:
+            x, y = self.to_device(x, y)
+            loss, weight = copy.copy(self.loss), self.counted(y) / counted
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # what isn't finite is refused by name
+                part_loss = loss.forward(model.forward(x), y)
+                if not math.isfinite(part_loss):
+                    raise FloatingPointError(f"the loss is {part_loss}")
+                model.backward(loss.backward(weight))  # (1)
+            return weight * part_loss  # (1)
+
+        for part in cut((inputs, targets), self.config.accumulate):
+            loss += sum(self.replicas.run(add, cut(part, self.threads), at_once))
         return loss
 
     def counted(self, targets: Array) -> int:
@@ -187,23 +223,26 @@ class Trainer:
 
         Raises FloatingPointError if it isn't finite.
         """
-        model, total, count = self.model, 0.0, 0
-        with evaluating([*model.modules(), self.loss]):
-            for batch in sequential_batches(
-                self.validation_tokens, 4 * self.config.batch_size, model.config.context_length
-            ):
-                if stop():
-                    return None
-                inputs, targets = self.to_device(batch)
-                total += self.loss.forward(model.forward(inputs), targets) * self.counted(targets)
-                count += self.counted(targets)
+        total, count = 0.0, 0
+
+        def add_up(model: TransformerLM, inputs: Array, targets: Array) -> float:
+            inputs, targets = self.to_device(inputs, targets)
+            loss = copy.copy(self.loss)
+            with evaluating([*model.modules(), loss]):
+                return loss.forward(model.forward(inputs), targets) * self.counted(targets)
+
+        length = self.model.config.context_length
+        for batch in sequential_batches(self.validation_tokens, 4 * self.config.batch_size, length):
+            if stop():
+                return None
+            total += sum(self.replicas.run(add_up, cut(batch, self.threads)))
+            count += self.counted(batch[1])
         if not math.isfinite(total):
             raise FloatingPointError(f"the validation loss after step {self.step} is {total}")
         return total / max(count, 1)
 
-    def to_device(self, batch: tuple[Array, Array]) -> tuple[Array, Array]:
+    def to_device(self, inputs: Array, targets: Array) -> tuple[Array, Array]:
         """Copy a batch to where the model is."""
-        inputs, targets = batch
         here = self.model.flat.value
         return np.asarray(inputs, like=here), np.asarray(targets, like=here)
 

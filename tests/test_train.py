@@ -19,10 +19,10 @@ from numpygpt.train import TrainConfig, Trainer
 TOKENS = np.tile(np.arange(7), 40)  # each token tells the next
 
 
-def make_trainer(dropout=0.0, **options):
+def make_trainer(dropout=0.0, threads=1, **options):
     config = TransformerConfig(vocab_size=7, context_length=8, d_model=16, num_layers=2, num_heads=2, dropout=dropout)
     train_config = TrainConfig(**{"steps": 30, "batch_size": 4, "lr": 1e-2, **options})
-    return Trainer(TransformerLM(config, rng=0), TOKENS[:200], TOKENS[200:], train_config)
+    return Trainer(TransformerLM(config, rng=0), TOKENS[:200], TOKENS[200:], train_config, threads)
 
 
 def test_training_learns_what_can_be_learned():
