@@ -109,10 +109,9 @@ class TransformerLM(Module):
                 raise ValueError("the cache is of a model of another config: make one with this model's new_cache")
             token_positions = cache.positions_of(token_ids, token_positions)
         x = self.token_embeddings.forward(token_ids)  # (1)
-        if token_positions is None:
-            token_positions = np.arange(seq, like=token_ids)
         if self.positions is not None:
-            x = self.positions.forward(x, token_positions)  # (1)
+            t = np.arange(seq, like=token_ids) if token_positions is None else token_positions
+            x = self.positions.forward(x, t)  # (1)
         x = self.dropout.forward(x)  # (1)
         for i, block in enumerate(self.layers):
             x = block.forward(x, token_positions, cache=cache.layers[i] if cache is not None else None)  # (2)

@@ -39,11 +39,11 @@ def squared_norm(vector: Span) -> float:
 
 
 def grad_norm(vectors: list[Span], share: Share = one_by_one) -> float:
-    """Return the norm of all gradients together, (1) of clip_grad_norm.
+    """Return the norm of all gradients together, as clip_grad_norm says.
 
     Raises FloatingPointError that names the parameter if a gradient isn't finite.
     """
-    norm = math.sqrt(sum(share(squared_norm, pieces(vectors))))  # (1)
+    norm = math.sqrt(sum(share(squared_norm, pieces(vectors))))
     if 1e-12 < norm < math.inf:
         return norm
     for p in (p for span in vectors for p in span.buffer.parameters if span.start <= p.offset < span.stop):
@@ -53,7 +53,7 @@ def grad_norm(vectors: list[Span], share: Share = one_by_one) -> float:
     if largest == 0.0:
         return 0.0
     scaled = (span.grad / largest for span in vectors)
-    return largest * math.sqrt(sum(float(np.dot(g, g)) for g in scaled))  # (1)
+    return largest * math.sqrt(sum(float(np.dot(g, g)) for g in scaled))
 
 
 def clip_grad_norm(parameters: Iterable[Parameter], max_norm: float) -> float:
@@ -75,7 +75,7 @@ def clip_grad_norm(parameters: Iterable[Parameter], max_norm: float) -> float:
     if not max_norm > 0:
         raise ValueError(f"max_norm must be positive, not {max_norm!r}")
     vectors = spans(parameters)
-    norm = grad_norm(vectors)
+    norm = grad_norm(vectors)  # (1)
     if norm > max_norm:
         for span in vectors:
             grad = span.grad

@@ -184,7 +184,7 @@ def test_every_layer_is_covered():
 
 def test_tables_move_too():
     layer = MultiHeadAttention(8, 2, rope=rope()).to(to_device)
-    assert all(type(x) is StrictArray for r in (layer.q_rope, layer.k_rope) for x in (r.cos, r.sin))
+    assert all(type(x) is StrictArray for r in (layer.q_rope, layer.k_rope) for x in (r.turn,))
     assert type(SinusoidalPositions(12, 8).to(to_device).table) is StrictArray
 
 

@@ -144,7 +144,7 @@ class FlippedNorm(RMSNorm):
 
 class FlippedRope(Rope):
     def backward(self, dy):
-        return self.rotate(dy, *self.saved)
+        return self.rotate(dy, self.saved)
 
 
 class KeyWithoutScale(Attention):

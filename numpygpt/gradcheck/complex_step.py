@@ -74,6 +74,12 @@ class ComplexStep(np.ndarray):
         own = self.view(np.ndarray).dtype
         return self.real_dtype if own.kind == "c" else own
 
+    def view(self, *args: Any) -> Any:  # type: ignore[override]
+        """Return another view; as complex numbers, neighbours on the last axis are Pairs."""
+        if args and args[0] in (np.complex64, np.complex128):
+            return Pairs(self[..., 0::2], self[..., 1::2])
+        return super().view(*args)
+
     def astype(self, dtype: np.typing.DTypeLike, copy: bool = True) -> Array:  # type: ignore[override]
         """Return a copy that shows another float dtype (its own numbers stay complex128)."""
         if np.dtype(dtype).kind != "f":
@@ -105,6 +111,20 @@ class ComplexStep(np.ndarray):
         if getattr(result, "dtype", np.dtype(bool)).kind == "f" and not isinstance(result, ComplexStep):
             raise TypeError(f"np.{function.__name__} leaves the complex numbers")
         return dressed(result, self.real_dtype)
+
+
+class Pairs:
+    """Real numbers by twos, seen as complex numbers x + jy; x and y have the step's own imaginary unit in them."""
+
+    def __init__(self, x: Array, y: Array):
+        self.x, self.y = x, y
+
+    def __mul__(self, factor: Array) -> "Pairs":
+        return Pairs(self.x * factor.real - self.y * factor.imag, self.x * factor.imag + self.y * factor.real)
+
+    def view(self, dtype: np.typing.DTypeLike) -> Array:
+        """Return them as neighbours on the last axis again."""
+        return np.stack([self.x, self.y], axis=-1).reshape(*self.x.shape[:-1], -1)
 
 
 def dressed(x: Any, real_dtype: np.dtype) -> Any:

@@ -8,6 +8,16 @@ from numpygpt.einsum import einsum
 from numpygpt.module import Module
 
 
+def exponentials(x: Array, axis: int, out: Array | None = None) -> tuple[Array, Array]:
+    """Return (1) and (2)'s sum of Softmax, or 1 for that where all of x is -inf; `out` may be x."""
+    largest = np.max(x, axis=axis, keepdims=True)
+    largest = np.where(largest == -np.inf, 0, largest)  # -inf - -inf would be NaN
+    e = np.subtract(x, largest, out=out)
+    np.exp(e, out=e)  # (1)
+    total = np.sum(e, axis=axis, keepdims=True)
+    return e, np.where(total == 0, 1, total)
+
+
 class Softmax(Module):
     r"""$p_s = e^{x_s} / \sum_{s'} e^{x_{s'}}$ along one axis.
 
@@ -44,12 +54,8 @@ class Softmax(Module):
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Return probabilities along the axis; zeros where all of x is -inf."""
-        largest = np.max(x, axis=self.axis, keepdims=True)
-        largest = np.where(largest == -np.inf, 0, largest)  # -inf - -inf would be NaN
-        p = x - largest
-        np.exp(p, out=p)  # (1)
-        total = np.sum(p, axis=self.axis, keepdims=True)
-        p /= np.where(total == 0, 1, total)  # (2)
+        p, total = exponentials(x, self.axis)  # (1)
+        p /= total  # (2)
         self.saved = p
         return p
 

@@ -1,7 +1,7 @@
 """Attention: of one head, also where a query sees no key, and of many that share keys and values."""
 
 import numpy as np
-from symbolic import gradient, table, value
+from symbolic import gradient, same_as, table, value
 from sympy import Integer, oo, sqrt
 
 from equations.position import RoPE
@@ -29,28 +29,81 @@ class Attention:
         r"""m_{ts} = a_{ts} \text{ if query } t \text{ may see key } s, \quad -\infty \text{ if not} \tag{2}"""
         return table(lambda t, s: a[t, s] if visible[t, s] else -oo, *a.shape)
 
-    def p(m):
-        r"""p_{ts} = \mathrm{softmax}_s(m_{ts}) \tag{3}"""
+    def M(m):
+        r"""M_t = \max_s m_{ts}, \qquad"""
+        return np.zeros(len(m), int)  # Softmax, whose equations these are, holds the maximum fixed, at any value
+
+    def e(m, M):
+        r"""e_{ts} = e^{m_{ts} - M_t}, \qquad"""
+        return np.array([value(Softmax, "e", dict(x=m_t, M=M_t)) for m_t, M_t in zip(m, M, strict=True)])
+
+    def Z(e):
+        r"""Z_t = \sum_s e_{ts}, \qquad"""
+        return np.array([sum(e_t) or 1 for e_t in e])
+
+    @same_as("softmax")
+    def p(e, Z):
+        r"""p_{ts} = e_{ts} / Z_t \tag{3}"""
+        return table(lambda t, s: e[t, s] / Z[t], *e.shape)
+
+    def softmax(m):
         return np.array([value(Softmax, "p", dict(x=m_t, M=0)) for m_t in m])
 
     def o(p, v):
-        r"""o_{te} = \sum_s p_{ts}\, v_{se} \tag{4}"""
+        r"""o_{te} = \sum_s p_{ts}\, v_{se}"""
         return table(lambda t, e: sum(p[t, s] * v[s, e] for s in range(len(v))), len(p), v.shape[1])
 
+    @same_as("o")
+    def o_undivided(e, Z, v):
+        r"""= \frac{1}{Z_t} \sum_s e_{ts}\, v_{se} \tag{4}"""
+        return table(lambda t, c: 1 / Z[t] * sum(e[t, s] * v[s, c] for s in range(len(v))), len(e), v.shape[1])
+
+    def do_z(do, Z):
+        return table(lambda t, e: do[t, e] / Z[t], *do.shape)
+
     @gradient("v")
-    def dv(p, do):
-        r"""\bar v_{se} = \sum_t p_{ts}\, \bar o_{te} \tag{5}"""
+    def dv_first(p, do):
+        r"""\bar v_{se} = \sum_t p_{ts}\, \bar o_{te}"""
         return table(lambda s, e: sum(p[t, s] * do[t, e] for t in range(len(p))), p.shape[1], do.shape[1])
+
+    @gradient("v")
+    def dv(e, do_z):
+        r"""= \sum_t e_{ts}\, \tilde o_{te} \tag{5}"""
+        return table(lambda s, c: sum(e[t, s] * do_z[t, c] for t in range(len(e))), e.shape[1], do_z.shape[1])
 
     @gradient("p")
     def dp(do, v):
-        r"""\bar p_{ts} = \sum_e \bar o_{te}\, v_{se} \tag{6}"""
+        r"""\bar p_{ts} = \sum_e \bar o_{te}\, v_{se}"""
         return table(lambda t, s: sum(do[t, e] * v[s, e] for e in range(v.shape[1])), len(do), len(v))
 
+    @gradient("p")
+    def dp_again(Z, do_z, v):
+        r"""= Z_t \sum_e \tilde o_{te}\, v_{se} \tag{6}"""
+        return table(lambda t, s: Z[t] * sum(do_z[t, e] * v[s, e] for e in range(v.shape[1])), len(do_z), len(v))
+
+    def average(p, dp):
+        r"""\sum_s p_{ts}\, \bar p_{ts}"""
+        return np.array([sum(p_t * dp_t) for p_t, dp_t in zip(p, dp, strict=True)])
+
+    @same_as("average")
+    def average_first(do, p, v):
+        r"""= \sum_e \bar o_{te} \sum_s p_{ts}\, v_{se}"""
+        return np.array([sum(do[t] * (p[t] @ v)) for t in range(len(do))])
+
+    @same_as("average")
+    def average_of_outputs(do, o):
+        r"""= \sum_e \bar o_{te}\, o_{te} \tag{7}"""
+        return np.array([sum(do_t * o_t) for do_t, o_t in zip(do, o, strict=True)])
+
     @gradient("m")
-    def dm(p, dp):
-        r"""\bar m_{ts} = p_{ts}\Big(\bar p_{ts} - \sum_{s'} \bar p_{ts'}\, p_{ts'}\Big) \tag{7}"""
-        return table(lambda t, s: p[t, s] * (dp[t, s] - sum(dp[t, z] * p[t, z] for z in range(p.shape[1]))), *p.shape)
+    def dm_first(p, dp):
+        r"""\bar m_{ts} = p_{ts}\Big(\bar p_{ts} - \sum_{s'} p_{ts'}\, \bar p_{ts'}\Big)"""
+        return table(lambda t, s: p[t, s] * (dp[t, s] - sum(p[t, z] * dp[t, z] for z in range(p.shape[1]))), *p.shape)
+
+    @gradient("m")
+    def dm(e, do_z, v, o):
+        r"""= e_{ts} \Big(\sum_e \tilde o_{te}\, v_{se} - \sum_e \tilde o_{te}\, o_{te}\Big) \tag{8}"""
+        return table(lambda t, s: e[t, s] * (sum(do_z[t] * v[s]) - sum(do_z[t] * o[t])), *e.shape)
 
     @gradient("a")
     def da(dm):
@@ -58,12 +111,12 @@ class Attention:
 
     @gradient("q")
     def dq(d_k, da, k, q):
-        r"""\bar q_{td} = \frac{1}{\sqrt{d_k}} \sum_s \bar a_{ts}\, k_{sd} \tag{8}"""
+        r"""\bar q_{td} = \frac{1}{\sqrt{d_k}} \sum_s \bar a_{ts}\, k_{sd} \tag{9}"""
         return table(lambda t, d: 1 / sqrt(d_k) * sum(da[t, s] * k[s, d] for s in range(len(k))), *q.shape)
 
     @gradient("k")
     def dk(d_k, da, q, k):
-        r"""\bar k_{sd} = \frac{1}{\sqrt{d_k}} \sum_t \bar a_{ts}\, q_{td} \tag{9}"""
+        r"""\bar k_{sd} = \frac{1}{\sqrt{d_k}} \sum_t \bar a_{ts}\, q_{td} \tag{10}"""
         return table(lambda s, d: 1 / sqrt(d_k) * sum(da[t, s] * q[t, d] for t in range(len(q))), *k.shape)
 
     def code(q, k, v, visible, do):
@@ -104,8 +157,8 @@ class MultiHeadAttention:
         return x @ Wv.T
 
     def q_split(q):
-        r"""q_{grtd} = q_{t,\,(gR + r)\,d_k + d}, \qquad"""
-        return table(lambda g, r, t, d: q[t, (g * R + r) * d_k + d], G, R, T, d_k)
+        r"""q_{gtrd} = q_{t,\,(gR + r)\,d_k + d}, \qquad"""
+        return table(lambda g, t, r, d: q[t, (g * R + r) * d_k + d], G, T, R, d_k)
 
     def k_split(k):
         r"""k_{gsd} = k_{s,\,g\,d_k + d}, \qquad"""
@@ -127,8 +180,9 @@ class MultiHeadAttention:
         known = dict(t_=position, theta=theta, d_k=d_k, layout="half")
 
         def by(quantity, z):
-            sequences = z.reshape(-1, T, d_k)
-            return np.array([value(RoPE, quantity, dict(known, x=s, dy=s)) for s in sequences]).reshape(z.shape)
+            heads = np.moveaxis(z.reshape(G, T, -1, d_k), 1, 2)
+            turned = [[value(RoPE, quantity, dict(known, x=head, dy=head)) for head in group] for group in heads]
+            return np.moveaxis(np.array(turned), 2, 1).reshape(z.shape)
 
         return by
 
@@ -138,17 +192,17 @@ class MultiHeadAttention:
         return table(lambda t, s: bool(position[s] <= position[t] and mask[t, s]), T, T)
 
     def groups(q_turned, k_turned, v_split, visible, width):
-        known = dict(d_k=width, visible=np.tile(visible, (R, 1)))
-        return [dict(known, q=q_turned[g].reshape(R * T, d_k), k=k_turned[g], v=v_split[g]) for g in range(G)]
+        known = dict(d_k=width, visible=np.repeat(visible, R, axis=0))
+        return [dict(known, q=q_turned[g].reshape(T * R, d_k), k=k_turned[g], v=v_split[g]) for g in range(G)]
 
     def o(groups):
-        r"""o_{g,(rt),d} = \mathrm{attention}\big(q'_{g,(rt),d},\; k'_{gsd},\; v_{gsd},\;
+        r"""o_{g,(tr),d} = \mathrm{attention}\big(q'_{g,(tr),d},\; k'_{gsd},\; v_{gsd},\;
         \text{visible}_{ts}\big) \tag{5}"""
-        return np.array([value(Attention, "o", dict(known)) for known in groups]).reshape(G, R, T, d_k)
+        return np.array([value(Attention, "o", dict(known)) for known in groups]).reshape(G, T, R, d_k)
 
     def o_merged(o):
-        r"""o_{t,\,(gR + r)\,d_k + d} = o_{grtd}, \qquad"""
-        return table(lambda t, c: o[c // d_k // R, c // d_k % R, t, c % d_k], T, H * d_k)
+        r"""o_{t,\,(gR + r)\,d_k + d} = o_{gtrd}, \qquad"""
+        return table(lambda t, c: o[c // d_k // R, t, c // d_k % R, c % d_k], T, H * d_k)
 
     def y(Wo, o_merged):
         r"""y = W_o\, o \tag{6}"""
@@ -160,18 +214,18 @@ class MultiHeadAttention:
 
     @gradient("o")
     def do(do_merged):
-        r"""\bar o_{grtd} = \bar o_{t,\,(gR + r)\,d_k + d} \tag{7}"""
-        return table(lambda g, r, t, d: do_merged[t, (g * R + r) * d_k + d], G, R, T, d_k)
+        r"""\bar o_{gtrd} = \bar o_{t,\,(gR + r)\,d_k + d} \tag{7}"""
+        return table(lambda g, t, r, d: do_merged[t, (g * R + r) * d_k + d], G, T, R, d_k)
 
     def handed_back(groups, do):
         def gradients(name):
-            return [value(Attention, name, dict(groups[g], do=do[g].reshape(R * T, d_k))) for g in range(G)]
+            return [value(Attention, name, dict(groups[g], do=do[g].reshape(T * R, d_k))) for g in range(G)]
 
         return gradients
 
     @gradient("q_turned", of=["o"], beside=["k_turned", "v_split"])
     def dq_turned(handed_back):
-        return np.array(handed_back("dq")).reshape(G, R, T, d_k)
+        return np.array(handed_back("dq")).reshape(G, T, R, d_k)
 
     @gradient("k_turned", of=["o"], beside=["q_turned", "v_split"])
     def dk_turned(handed_back):
@@ -193,7 +247,7 @@ class MultiHeadAttention:
 
     @gradient("q", of=["q_split"])
     def dq(dq_split):
-        r"""\bar q_{t,\,(gR + r)\,d_k + d} = \bar q_{grtd}, \qquad"""
+        r"""\bar q_{t,\,(gR + r)\,d_k + d} = \bar q_{gtrd}, \qquad"""
         return MultiHeadAttention.o_merged(dq_split)
 
     @gradient("k", of=["k_split"])

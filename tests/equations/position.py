@@ -1,8 +1,8 @@
 """Positions: sines and cosines added, rows of a table added, and RoPE's turns in both layouts."""
 
 import numpy as np
-from symbolic import gradient, table
-from sympy import Integer, Rational, cos, sin
+from symbolic import gradient, same_as, table
+from sympy import I, Integer, Rational, cos, exp, expand, sin
 
 from equations.sizes import D, T, V, positive, symbols
 from numpygpt import layers
@@ -98,6 +98,14 @@ class RoPE:
         r"""R(\phi) = \begin{pmatrix} \cos\phi & -\sin\phi \\ \sin\phi & \cos\phi \end{pmatrix} \tag{2}"""
         return lambda phi: np.array([[cos(phi), -sin(phi)], [sin(phi), cos(phi)]])
 
+    @same_as("y_pairs")
+    def y_by_product(phi, x1, x2):
+        r"""y_1 + \mathrm i\, y_2 = e^{\mathrm i \phi}\, (x_1 + \mathrm i\, x_2) \tag{3}"""
+        products = [
+            expand(exp(I * p) * (a + I * b), complex=True) for p, a, b in zip(phi.flat, x1.flat, x2.flat, strict=True)
+        ]
+        return np.array([product.as_real_imag() for product in products]).reshape(*phi.shape, 2)
+
     def y(y_pairs, pairs):
         return in_place(y_pairs, pairs)
 
@@ -120,7 +128,7 @@ class RoPE:
 
     @gradient("x2")
     def dx2(phi, dy1, dy2):
-        r"""\bar x_2 = -\sin\phi\; \bar y_1 + \cos\phi\; \bar y_2 \tag{3}"""
+        r"""\bar x_2 = -\sin\phi\; \bar y_1 + \cos\phi\; \bar y_2 \tag{4}"""
         return table(lambda *i: -sin(phi[i]) * dy1[i] + cos(phi[i]) * dy2[i], *phi.shape)
 
     @gradient("x")
@@ -130,7 +138,7 @@ class RoPE:
 
     @gradient("x")
     def dx(R, phi, dy1, dy2, pairs):
-        r"""= R(-\phi)\, \bar y \tag{4}"""
+        r"""= R(-\phi)\, \bar y \tag{5}"""
         return in_place(RoPE.y_pairs(R, -phi, dy1, dy2), pairs)
 
     def code(x, t_, theta, d_k, layout, dy):
