@@ -1,0 +1,33 @@
+"""A step of numpygpt, as its trainer makes it."""
+
+from collections.abc import Callable
+
+from benchmarks.sizes import BETAS, CLIP, LR, WEIGHT_DECAY, Size, Weights, batches
+from numpygpt.model import TransformerLM
+from numpygpt.threads import one_blas_thread
+from numpygpt.train import TrainConfig, Trainer
+
+
+def make_trainer(size: Size, weights: Weights, threads: int) -> Trainer:
+    """Return a trainer whose learning rate stays the same. Its batches come from outside, so it has no tokens."""
+    model = TransformerLM(size.config)
+    model.load_state_dict(weights)
+    config = TrainConfig(
+        batch_size=size.batch_size,
+        lr=LR,
+        min_lr=LR,
+        warmup_steps=0,
+        weight_decay=WEIGHT_DECAY,
+        beta1=BETAS[0],
+        beta2=BETAS[1],
+        grad_clip=CLIP,
+    )
+    none = next(batches(size))[0][0, :0]
+    return Trainer(model, none, none, config, threads)
+
+
+def make_step(size: Size, weights: Weights, threads: int) -> Callable[[], float]:
+    """Return a function that makes one step and returns its loss."""
+    one_blas_thread().__enter__()  # for as long as this process lives, as Trainer.run does for a run
+    trainer, data = make_trainer(size, weights, threads), batches(size)
+    return lambda: trainer.update(*next(data))["loss"]

@@ -1,0 +1,70 @@
+"""One contender, timed in this process."""
+
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from benchmarks.sizes import Size, load_weights
+
+WARM_UP, LEAST = 3, 3  # steps before those that count, and the least number of these
+
+
+class Contender(NamedTuple):
+    """Where a contender's step is made, and what must be installed for it."""
+
+    module: str
+    function: str
+    needs: tuple[str, ...] = ()
+
+
+CONTENDERS = {
+    "numpygpt": Contender("ours", "make_step"),
+    "torch": Contender("pytorch", "make_step", ("torch",)),
+    "compile": Contender("pytorch", "make_compiled_step", ("torch",)),
+    "jax": Contender("jaxed", "make_step", ("jax",)),
+    "bound": Contender("bound", "make_step"),
+}
+OURS, EAGER, BOUND = "numpygpt", "torch", "bound"
+
+
+def measure_training(
+    contender: str, size: dict[str, Any], weights: str, threads: int, seconds: float
+) -> dict[str, Any]:
+    """Train for so many seconds; return the fields of a Timing."""
+    module, function, _ = CONTENDERS[contender]
+    make_step = getattr(importlib.import_module(f"benchmarks.{module}"), function)
+    imports_mb = peak_mb()
+    step = make_step(Size.from_dict(size), load_weights(weights), threads)
+    return {"imports_mb": imports_mb} | measure(step, WARM_UP, LEAST, seconds)
+
+
+def measure(step: Callable[[], Any], warm_up: int, least: int, seconds: float) -> dict[str, Any]:
+    """Warm up, then go on for so many seconds, or the least number of steps; return what a Timing holds of that."""
+    first = [timed(step) for _ in range(warm_up)]
+    times: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while len(times) < least or time.perf_counter() < deadline:
+        times.append(timed(step)[0])
+    results = [result for _, result in first if result is not None]
+    return {"results": results, "first_s": first[0][0], "times_s": times, "peak_mb": peak_mb()}
+
+
+def timed(function: Callable[[], Any]) -> tuple[float, Any]:
+    """Call a function; return the seconds it took and its result."""
+    start = time.perf_counter()
+    result = function()
+    return time.perf_counter() - start, result
+
+
+def peak_mb() -> float:
+    """Return the most memory that this process has had so far."""
+    if sys.platform == "linux":  # what getrusage says there begins with the parent's
+        with open("/proc/self/status", encoding="ascii") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1024
+    if sys.platform == "win32":
+        return float("nan")
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

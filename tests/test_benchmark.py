@@ -1,0 +1,263 @@
+"""The benchmark: all contenders compute the same, and what it prints follows from what it measured.
+
+What it measures is never asserted.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+from running import SCRIPTS, run
+
+sys.path.insert(0, str(SCRIPTS))
+import benchmark
+from benchmarks import bound, decoding, growth, profiling, report, runner, sizes, timing
+from numpygpt.model import TransformerLM
+
+SLOW = [("compile", "default"), ("compile", "gpt2"), ("jax", "gpt2")]
+TINY = (1, 2, 8, 4, 2, 11)  # layers, heads, width, context, batch, vocabulary
+
+
+def main(monkeypatch, *flags, tiny=("S", "M")):
+    """Run the script in this process, its sizes tiny and its rounds short; return the exit status."""
+    monkeypatch.setattr(sizes, "SHAPES", dict.fromkeys(tiny, TINY))
+    monkeypatch.setattr(benchmark, "SHAPES", sizes.SHAPES)
+    monkeypatch.setattr(decoding, "SHAPES", sizes.SHAPES)
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "--seconds", "0", "--threads", "1", *map(str, flags)])
+    try:
+        return benchmark.main()
+    except SystemExit as end:
+        return end.code
+
+
+def losses(contender, dress, steps=40):
+    size = sizes.make_size("tiny", *TINY, dress=dress)
+    module, function, _ = timing.CONTENDERS[contender]
+    make_step = getattr(importlib.import_module(f"benchmarks.{module}"), function)
+    step = make_step(size, TransformerLM(size.config, rng=0).state_dict(), 1)
+    return [step() for _ in range(steps)]
+
+
+def timings(contender, *steps_s, results=()):
+    return [runner.Timing("S", contender, i, list(results), 9.0, [s, s, 99 * s], 80, 40) for i, s in enumerate(steps_s)]
+
+
+@pytest.mark.parametrize("dress", sizes.DRESSES)
+@pytest.mark.parametrize("contender", ["torch", "compile", "jax"])
+@pytest.mark.usefixtures("one_torch_thread")
+def test_the_contenders_losses_are_ours(contender, dress, request):
+    """For longer than a run compares them: in three steps a wrong clipping or decay doesn't tell."""
+    if (contender, dress) in SLOW and not request.config.getoption("deep"):
+        pytest.skip("compiling takes long: --deep")
+    for package in timing.CONTENDERS[contender].needs:
+        pytest.importorskip(package)
+    expected = losses("numpygpt", dress)
+    assert expected[-1] < expected[0] - 0.01
+    np.testing.assert_allclose(losses(contender, dress), expected, atol=1e-5, rtol=0)
+
+
+def test_one_command_prints_one_table_and_writes_every_time_down(monkeypatch, capsys, tmp_path):
+    order = ["numpygpt", "bound"]
+    flags = ["--sizes", "M", "S", "--contenders", *order, "--rounds", 1, "--json", tmp_path / "raw.json"]
+    assert main(monkeypatch, *flags) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("| M", "| S"))]
+    expected = [(size, contender) for size in "MS" for contender in order]
+    assert [(row[1], row[3]) for row in rows] == expected
+    raw = json.loads((tmp_path / "raw.json").read_text(encoding="utf-8"))
+    assert [(t["size"], t["contender"]) for t in raw] == expected
+    assert [len(t["times_s"]) for t in raw] == [timing.LEAST] * 4
+
+
+def test_every_other_round_goes_backwards():
+    assert list(runner.there_and_back("ab", 3)) == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
+
+
+def test_without_pytorch_there_are_times_and_no_ratios(monkeypatch, capsys):
+    monkeypatch.setattr(runner, "installed", lambda package: False)
+    assert main(monkeypatch, "--sizes", "S", "--contenders", "numpygpt", "torch", "jax", "--rounds", 1) == 0
+    out = capsys.readouterr().out
+    for name in ("torch", "jax"):
+        assert f'{name} is skipped, as there is no {name}: pip install -e ".[bench]"\n' in out
+    assert "times only" in out
+    (row,) = [line.split() for line in out.splitlines() if line.startswith("| S")]
+    assert row[5] == "-"
+
+
+def test_a_contender_made_wrong_makes_the_run_void(tmp_path):
+    """In the place of PyTorch's model there is ours with another learning rate: found after the first step."""
+    pytest.importorskip("torch")
+    scripts = shutil.copytree(SCRIPTS, tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    ours = (scripts / "benchmarks" / "ours.py").read_text(encoding="utf-8")
+    assert "lr=LR," in ours
+    (scripts / "benchmarks" / "pytorch.py").write_text(ours.replace("lr=LR,", "lr=2 * LR,"), encoding="utf-8")
+    flags = ["--sizes", "S", "--contenders", "torch", "numpygpt", "--rounds", 1, "--seconds", 0, "--threads", 1]
+    result = run(scripts / "benchmark.py", *flags)
+    assert result.returncode == 1
+    assert "the run is void: at S loss 2 of numpygpt is " in result.stderr.splitlines()[-1]
+    assert "| S" not in result.stdout
+    assert "Traceback" not in result.stderr
+
+
+def test_losses_that_differ_or_are_not_finite_are_void():
+    good = timings("torch", 1.0, results=[2.0, 1.9])
+    runner.check_losses([*good, *timings("bound", 1.0), *timings("jax", 1.0, results=[2.0, 1.90009])])
+    for wrong in ([2.0, 1.9002], [float("nan"), 1.9]):
+        with pytest.raises(runner.Void, match="jax"):
+            runner.check_losses([*timings("jax", 1.0, results=wrong), *good])
+
+
+@pytest.mark.parametrize("end", [3, decoding.AGREE])
+def test_texts_that_begin_differently_are_void(end):
+    text = list(range(30))
+    other = [*text[:end], 99, *text[end + 1 :]]
+    checked = [
+        *timings("numpygpt", 1.0, results=[[text, text]]),
+        *timings("transformers", 1.0, results=[[text, other]]),
+    ]
+    with pytest.raises(runner.Void) if end < decoding.AGREE else contextlib.nullcontext():
+        decoding.check_texts(checked)
+
+
+def test_a_contender_that_fails_is_named_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(runner, "SCRIPTS", "/nowhere")
+    assert main(monkeypatch, "--sizes", "S", "--contenders", "numpygpt", "--rounds", 1) == 1
+    assert "error: numpygpt failed at S: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--sizes", "XL"], "XL"),
+        (["--contenders", "tensorflow"], "tensorflow"),
+        (["--rounds", "0"], "rounds"),
+        (["--rounds", "x"], "--rounds"),
+        (["--seconds", "-1"], "--seconds"),
+        (["--seconds", "nan"], "--seconds"),
+        (["--threads", "0"], "threads"),
+        (["--threads", "1000000"], "1000000"),
+        (["--grow", "depth"], "depth"),
+        (["--grow", "width", "--decode"], "--decode"),
+        (["--decode", "--dress", "gpt2"], "--dress"),
+        (["--profile", "S", "--contenders", "torch"], "--contenders"),
+        (["--plot", "x.png"], "--plot"),
+        (["--json", "no/such/folder/raw.json"], "no/such/folder"),
+        (["--json", "."], "."),
+        (["--round", "3"], "--round"),
+    ],
+)
+def test_a_mistake_is_named_in_one_line(monkeypatch, capsys, flags, named):
+    assert main(monkeypatch, *flags) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert named in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("dress", sizes.DRESSES)
+def test_the_operations_of_the_products(dress):
+    """6 N n for the linear maps and 12 L n T D for attention; the embeddings are looked up."""
+    size = sizes.make_size("tiny", 3, 2, 8, 5, 7, 11, dress)
+    weights = TransformerLM(size.config).state_dict()
+    looked_up = {"positions.embeddings.weight"} | (set() if size.config.tie_embeddings else {"token_embeddings.weight"})
+    matrices = sum(w.size for name, w in weights.items() if w.ndim == 2 and name not in looked_up)
+    assert size.tokens == 35
+    assert bound.flops(size) == 6 * matrices * 35 + 12 * 3 * 35 * 5 * 8
+
+
+def test_the_bound_does_three_products_for_each_of_forward(monkeypatch):
+    done = []
+    matmul = np.matmul
+
+    def counted(a, b, out):
+        done.append(2 * out.size * a.shape[-1])
+        return matmul(a, b, out=out)
+
+    size = sizes.make_size("tiny", *TINY)
+    step = bound.make_step(size, {}, 1)
+    monkeypatch.setattr(np, "matmul", counted)
+    step()
+    assert sum(done) == bound.flops(size)
+
+
+def test_ratios_are_of_one_round_and_their_median_is_shown():
+    done = [*timings("numpygpt", 3.0, 2.0, 8.0), *timings("torch", 1.0, 2.0, 2.0), *timings("jax", 1.0)]
+    assert report.ratios(done, "numpygpt") == [3.0, 1.0, 4.0]
+    assert report.ratios(done, "jax") == [1.0]
+    assert report.ratios(done, "torch", "jax") == [1.0]
+    assert report.spread([3.0, 1.0, 4.0]) == "3.00 (1.00..4.00)"
+    assert report.spread([3.0]) == "3.00"
+    assert report.spread([]) == "-"
+
+
+def test_the_table():
+    size = sizes.make_size("S", *TINY)
+    done = [*timings("torch", 0.5, 0.25), *timings("jax", 0.25, 0.25)]
+    head, rule, torch, jax = report.training_table([size], done).splitlines()[:4]
+    assert len({len(line) for line in (head, rule, torch, jax)}) == 1
+    cells = [cell.strip() for cell in jax.split("|")[1:-1]]
+    assert cells == ["S", "jax", "0.75 (0.50..1.00)", "250.0", "32", "0", "80", "40", "8.8"]
+
+
+def test_growth_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib").use("agg")
+    values = {what: [int(size.name) for size in growth.grown_sizes(what, "default")] for what in growth.GROWN}
+    assert values == {"context": [64, 128, 256, 512, 1024, 2048], "width": [128, 256, 512, 1024]}
+    assert {size.tokens for what in growth.GROWN for size in growth.grown_sizes(what, "default")} == {2048}
+    done = [t for n in (64, 128) for c in ("numpygpt", "torch") for t in timings(c, n / 64)]
+    done = [dataclasses.replace(t, size=str(64 * (1 + i // 2))) for i, t in enumerate(done)]
+    assert growth.growth_table("context", done).splitlines()[3].split()[1:6:2] == ["128", "2,000.0", "2,000.0"]
+    growth.plot("context", done, tmp_path / "below" / "plot.png")
+    assert (tmp_path / "below" / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_profile_names_every_layer_and_its_parts_add_up(monkeypatch, capsys):
+    assert main(monkeypatch, "--profile", "S") == 0
+    by_layer, by_kind = capsys.readouterr().out.split("\n", 1)[1].split("\n\n")
+    modules = {type(module).__name__ for module in TransformerLM(sizes.make_size("S", *TINY).config).modules()}
+    assert modules <= {line.split()[1] for line in by_layer.splitlines()}
+    kinds = {line.split("|")[1].strip(): float(line.split("|")[2]) for line in by_kind.splitlines()[2:]}
+    assert kinds.keys() >= {profiling.PRODUCTS, profiling.AROUND, profiling.LAYERS, profiling.OPTIMISER}
+    assert kinds.pop("a step") == pytest.approx(sum(kinds.values()), abs=0.05)
+
+
+def test_a_stopwatch_takes_what_was_inside_from_what_was_outside(monkeypatch):
+    now = iter([0.0, 1.0, 3.0, 10.0])
+    monkeypatch.setattr(profiling.time, "perf_counter", lambda: next(now))
+    watch = profiling.Stopwatch()
+
+    class Layer:
+        def forward(self):
+            product()
+
+    product = watch.wrap(lambda: None, profiling.PRODUCTS)
+    Layer.forward = watch.wrap(Layer.forward, profiling.LAYERS)
+    Layer().forward()
+    assert watch.seconds == {
+        ("Layer", "forward", profiling.PRODUCTS): 2.0,
+        ("Layer", "forward", profiling.LAYERS): 8.0,
+    }
+
+
+@pytest.mark.usefixtures("one_torch_thread")
+def test_both_write_the_same_text(monkeypatch, tmp_path):
+    pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    monkeypatch.setattr(decoding, "NEW", 6)
+    monkeypatch.setattr(decoding, "SHAPES", {"M": (2, 2, 16, 4, 2, 50), "G": TINY})
+    one, several, *_ = decoding.decoding_sizes()
+    assert (one.batch_size, several.batch_size) == (1, 16)
+    sizes.save_weights(several, tmp_path / "weights.npz")
+    written = {}
+    for contender in decoding.WRITERS:
+        fields = dataclasses.asdict(several)
+        made = decoding.measure_decoding(contender, fields, tmp_path / "weights.npz", 1, 0)
+        written[contender] = made["results"]
+    assert written.pop("bound") == []
+    assert written["numpygpt"] == written["transformers"]
+    assert [len(text) for text in written["numpygpt"][0]] == [6] * 16
