@@ -15,7 +15,6 @@ carries a checkpoint's name is therefore whole, unless the disk damaged it, and 
 
 import dataclasses
 import hashlib
-import math
 from pathlib import Path
 from typing import Any
 
@@ -152,24 +151,12 @@ def newest_whole(run: Path) -> tuple[Path | None, dict[Path, CheckpointError]]:
     return None, damaged
 
 
-def prune(run: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints and the best, and what crashes have left.
-
-    The best is the one with the lowest `state["validation_loss"]`.
-    """
+def prune(run: Path, keep: int, best: Path) -> None:
+    """Delete all but the newest `keep` checkpoints and the `best`, and what crashes have left."""
     durable.remove_leftovers(run)
-    found = checkpoints(run)
-    for folder in set(found[keep:]) - {min(found, key=validation_loss, default=None)}:
-        durable.remove_folder(folder)
-
-
-def validation_loss(folder: Path) -> float:
-    """Return the validation loss that a checkpoint was saved with; infinity if there is none to be read."""
-    try:
-        loss = tensorfile.read_header(folder / MODEL)["state"]["validation_loss"]
-    except (CheckpointError, KeyError, TypeError):
-        return math.inf
-    return loss if isinstance(loss, float) else math.inf
+    for folder in checkpoints(run)[keep:]:
+        if folder != best:
+            durable.remove_folder(folder)
 
 
 def set_aside(folder: Path) -> Path:

@@ -1,15 +1,29 @@
 """What all scripts share: a user's mistake is one line on the error stream and an exit status, never a traceback."""
 
+import argparse
 import os
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 def fail(message: object, status: int = 2) -> NoReturn:
     """End the program with a line on the error stream."""
     print(f"error: {message}", file=sys.stderr)
     sys.exit(status)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of flags, none of them abbreviated, that says in one line what it can't read."""
+
+    source = ""  # what else than the command line it reads, named in messages
+
+    def __init__(self, **options: Any):
+        super().__init__(**options, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """End the program."""
+        fail(f"{self.source}{message} (--help shows all flags)")
 
 
 def run(main: Callable[[], int]) -> NoReturn:

@@ -43,7 +43,7 @@ def read(path: Path) -> list[dict[str, Any]]:
             metrics = json.loads(line)
             if isinstance(metrics["step"], int) and line.endswith("\n"):
                 steps.append(metrics)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
     return steps
 

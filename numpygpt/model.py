@@ -101,6 +101,8 @@ class TransformerLM(Module):
         check_ids(token_ids, self.config.vocab_size, "token id")
         if token_ids.size == 0 or token_ids.ndim == 0:
             raise ValueError(f"token_ids must be sequences of at least one id, but their shape is {token_ids.shape}")
+        if isinstance(token_ids, np.ndarray) != isinstance(self.flat.value, np.ndarray):
+            raise TypeError(f"token_ids are a {type(token_ids)}, and the model is on another device: move them there")
         seq = token_ids.shape[-1]
         if seq > self.config.context_length:
             raise ValueError(f"a sequence of {seq} tokens doesn't fit context_length {self.config.context_length}")

@@ -9,7 +9,7 @@ import numpy as np
 from numpygpt.array import Array, check_not_negative
 from numpygpt.module import Parameter, Span, spans
 
-PIECE = 200_000  # elements of a vector worked on at once, so that a step's temporary arrays stay in the cache
+PIECE = 2**16  # elements of a vector worked on at once, so that a step's temporary arrays stay in the cache
 Share = Callable[[Callable[[Any], Any], list[Any]], list[Any]]  # like one_by_one; Team.share deals out to threads
 
 
@@ -148,6 +148,11 @@ class Adam:
         self.t = 0
         self.m = [np.zeros_like(span.value) for span in self.spans]
         self.v = [np.zeros_like(span.value) for span in self.spans]
+
+    def zero_grad(self) -> None:
+        """Set every gradient to zero."""
+        for span in self.spans:
+            span.grad[...] = 0
 
     def step(self, max_norm: float = math.inf, share: Share = one_by_one) -> float:
         """Update every parameter as if clip_grad_norm had clipped its gradient; return the norm there was.

@@ -68,15 +68,6 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any], str]:
     return tensors, header, seal
 
 
-def read_header(path: Path) -> dict[str, Any]:
-    """Return the header alone, quickly: the tensors aren't read, and no checksum is checked."""
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            return json.loads((file.metadata() or {})["numpygpt"])
-    except (safetensors.SafetensorError, OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path} has no header of ours: {error}") from error
-
-
 def checksum(tensor: np.ndarray) -> str:
     """Return the SHA-256 of a tensor's dtype, shape and elements."""
     digest = hashlib.sha256(f"{tensor.dtype.str} {tensor.shape} ".encode())

@@ -12,6 +12,7 @@ import codecs
 import functools
 import hashlib
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -27,6 +28,8 @@ from numpygpt.extras import need
 
 FILE = "tokenizer.json"
 UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, RecursionError)  # what JSON of another form raises
+# A merge takes time that grows with the word: text without white space is counted in parts of so many characters.
+LONG_WORD_PART = re.compile(r"\S{512}(?=\S)")
 Ids = Integer[np.ndarray, "_"]  # a row of ids of any length
 
 
@@ -217,7 +220,11 @@ class BPETokenizer(Tokenizer):
             for piece in _pieces(text) if isinstance(text, str) else text:
                 _refuse_surrogates(piece)
                 seen = seen or bool(piece)
-                yield piece
+                start = 0
+                for part in LONG_WORD_PART.finditer(piece):
+                    yield piece[start : part.end()]
+                    start = part.end()
+                yield piece[start:]
 
         trainer = _tokenizers().trainers.BpeTrainer(
             vocab_size=vocab_size, initial_alphabet=sorted(_byte_of_symbol()), special_tokens=[], show_progress=False

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from numpygpt.optim import AdamW, cosine_schedule
 from numpygpt.progress import Progress, stop_between_steps
 from numpygpt.replica import Replicas
 from numpygpt.threads import one_blas_thread, usable_cores
+
+QUIET: Any = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}  # what isn't finite is refused by name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +77,10 @@ def cut(batch: tuple[Array, Array], parts: int) -> list[tuple[Array, Array]]:
 
 
 class Trainer:
-    """A model on its way: `step` counts the updates made, `best_loss` is the lowest validation loss so far."""
+    """A model on its way: `step` counts the updates made.
+
+    `best_loss` is the lowest validation loss so far, and `best_step` the step that it came after.
+    """
 
     def __init__(
         self,
@@ -107,7 +113,7 @@ class Trainer:
                 if isinstance(module, Dropout):
                     self.generators[f"{number}.{name}"] = module.rng
         self.step = 0
-        self.best_loss = math.inf
+        self.best_loss, self.best_step = math.inf, 0
         self.unevaluated: dict[str, Any] | None = None  # metrics of a step whose evaluation was broken off
 
     def run(
@@ -129,7 +135,7 @@ class Trainer:
         deadline = time.monotonic() + 60 * minutes
         for model in self.replicas.models:
             model.train()
-        with one_blas_thread(), stop_between_steps() as stop, Progress(self.config.steps, self.step) as progress:
+        with one_blas_thread(), stop_between_steps() as stop, Progress(self.config.steps, self.reported) as progress:
             while not stop():
                 metrics, self.unevaluated = self.unevaluated or self.timed_step(), None
                 last = self.finished or time.monotonic() >= deadline
@@ -139,7 +145,8 @@ class Trainer:
                         self.unevaluated = metrics
                         break
                     metrics["validation_loss"] = validation_loss
-                    self.best_loss = min(self.best_loss, validation_loss)
+                    if validation_loss < self.best_loss:
+                        self.best_loss, self.best_step = validation_loss, self.step
                 after_step(metrics)
                 if "validation_loss" in metrics:
                     after_evaluation(metrics["validation_loss"])
@@ -152,6 +159,11 @@ class Trainer:
     def finished(self) -> bool:
         """Whether all steps are made."""
         return self.step >= self.config.steps
+
+    @property
+    def reported(self) -> int:
+        """The number of steps whose metrics were given out: all, but for one whose evaluation was broken off."""
+        return self.step - (self.unevaluated is not None)
 
     @property
     def tokens_per_step(self) -> int:
@@ -171,15 +183,15 @@ class Trainer:
 
     def update(self, inputs: Array, targets: Array) -> dict[str, float]:
         """Update the model once, with inputs and targets: the loss before it, the rate, the gradient's norm."""
-        model, config = self.model, self.config
+        config = self.config
         before = self.generator_states()
         try:
-            model.zero_grad()
+            self.optimizer.zero_grad()
             loss = self.add_gradients(inputs, targets)
             self.optimizer.lr = config.learning_rate(self.step)
             grad_norm = self.optimizer.step(config.grad_clip, self.replicas.team.share)
         except FloatingPointError as error:  # the weights are as before: do the same again, and watch
-            model.zero_grad()
+            self.optimizer.zero_grad()
             self.set_generator_states(before)
             first = first_not_finite(self.replicas.models, lambda: self.add_gradients(inputs, targets, at_once=False))
             reason = f"{first} is not finite, the first to be so" if first else error
@@ -202,7 +214,7 @@ class Trainer:
         def add(model: TransformerLM, x: Array, y: Array) -> float:
             x, y = self.to_device(x, y)
             loss, weight = copy.copy(self.loss), self.counted(y) / counted
-            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # what isn't finite is refused by name
+            with np.errstate(**QUIET):
                 part_loss = loss.forward(model.forward(x), y)
                 if not math.isfinite(part_loss):
                     raise FloatingPointError(f"the loss is {part_loss}")
@@ -221,24 +233,27 @@ class Trainer:
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> float | None:
         """Return the mean loss over the whole validation part, each token counted once; None if told to `stop`.
 
-        Raises FloatingPointError if it isn't finite.
+        Raises FloatingPointError if it isn't finite, which names the step and the layer.
         """
         total, count = 0.0, 0
 
         def add_up(model: TransformerLM, inputs: Array, targets: Array) -> float:
             inputs, targets = self.to_device(inputs, targets)
             loss = copy.copy(self.loss)
-            with evaluating([*model.modules(), loss]):
+            with evaluating([*model.modules(), loss]), np.errstate(**QUIET):
                 return loss.forward(model.forward(inputs), targets) * self.counted(targets)
 
         length = self.model.config.context_length
         for batch in sequential_batches(self.validation_tokens, 4 * self.config.batch_size, length):
             if stop():
                 return None
-            total += sum(self.replicas.run(add_up, cut(batch, self.threads)))
+            run = functools.partial(self.replicas.run, add_up, cut(batch, self.threads))
+            total += sum(run())
             count += self.counted(batch[1])
-        if not math.isfinite(total):
-            raise FloatingPointError(f"the validation loss after step {self.step} is {total}")
+            if not math.isfinite(total):
+                first = first_not_finite(self.replicas.models, functools.partial(run, at_once=False))
+                reason = f": {first} is not finite, the first to be so" if first else ""
+                raise FloatingPointError(f"the validation loss after step {self.step} is {total}{reason}")
         return total / max(count, 1)
 
     def to_device(self, inputs: Array, targets: Array) -> tuple[Array, Array]:
@@ -252,12 +267,15 @@ class Trainer:
         return {
             "step": self.step,
             "best_loss": best_loss,
+            "best_step": self.best_step,
             "unevaluated": self.unevaluated,
             "generators": self.generator_states(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state`. Raises ValueError, before any change, if it isn't this trainer's."""
+        if missing := self.state_dict().keys() - state.keys():
+            raise ValueError(f"the state lacks {sorted(missing)}: it was saved by another version of this program")
         step, best_loss, generators = state["step"], state["best_loss"], state["generators"]
         if generators.keys() != self.generators.keys():
             unlike = sorted(generators.keys() ^ self.generators.keys())
@@ -266,7 +284,7 @@ class Trainer:
             raise ValueError(f"the state is that of step {step}, and the optimiser has made {self.optimizer.t}")
         self.set_generator_states(generators)
         self.step, self.best_loss = step, math.inf if best_loss is None else best_loss
-        self.unevaluated = state["unevaluated"]
+        self.best_step, self.unevaluated = state["best_step"], state["unevaluated"]
 
     def generator_states(self) -> dict[str, Any]:
         """Return the state of every generator."""

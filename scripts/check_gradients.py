@@ -16,7 +16,7 @@ import numpy as np
 import numpygpt
 from numpygpt import TransformerConfig, TransformerLM, layers
 from numpygpt.array import Array, check_not_negative, check_positive
-from numpygpt.cli import fail, run
+from numpygpt.cli import Parser, fail, run
 from numpygpt.config import CHOICES
 from numpygpt.gradcheck import Report, gradcheck
 from numpygpt.layers.activation import ACTIVATIONS
@@ -240,9 +240,7 @@ def colourful() -> bool:
 
 def main() -> int:
     """Read the flags, check and print; return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EPILOG, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--layer", metavar="MODULE:FUNCTION", help="check the layer that this function returns")
     add("--only", choices=LAYERS, metavar="NAME", help=f"check one of ours: {', '.join(LAYERS)}")

@@ -10,7 +10,6 @@ tests/equivalent_mutants.toml with the reason, and isn't run.
     python scripts/mutate_gradients.py --only norm      of one module
 """
 
-import argparse
 import collections
 import itertools
 import os
@@ -20,14 +19,13 @@ from mutation.equivalent import EQUIVALENT, read_reasons, stale
 from mutation.mutants import Key, Mutant, make_mutants
 from mutation.runner import fates_of
 from mutation.scope import BACKWARD, FORWARD, MODULES
-from numpygpt.cli import fail, run
+from numpygpt.cli import Parser, fail, run
 
 
 def main() -> int:
     """Read the flags, make the mutants and test them; return 1 if one survives."""
-    parser = argparse.ArgumentParser(
-        description="Change every backward by one small mistake at a time, and see that the tests notice each.",
-        allow_abbrev=False,
+    parser = Parser(
+        description="Change every backward by one small mistake at a time, and see that the tests notice each."
     )
     add = parser.add_argument
     add("--forward", action="store_true", help="change every forward instead of backward and optimiser")

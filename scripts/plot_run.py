@@ -44,7 +44,7 @@ class Run:
 
 def parse() -> argparse.Namespace:
     """Read the flags."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = cli.Parser(description=__doc__)
     add = parser.add_argument
     add("folders", type=Path, nargs="+", metavar="folder", help="folder of a run, such as runs/shakespeare")
     add("--out", type=Path, default=Path("loss.png"), metavar="FILE", help="picture to write (default: loss.png)")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from numpygpt import checkpoint
 from numpygpt.array import check_not_negative
-from numpygpt.cli import fail, run
+from numpygpt.cli import Parser, fail, run
 from numpygpt.data import DataError, Tokenizer, load_tokenizer
 from numpygpt.sample import Draw, generate_batch, until_stop
 
@@ -18,7 +18,7 @@ BAR = 40  # characters for a probability of 1
 
 def parse() -> argparse.Namespace:
     """Read the flags."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("folder", type=Path, help="folder of a trained model, such as runs/shakespeare")
     add("--prompt", action="append", help="text to go on from (default: a line break); repeated: one text for each")

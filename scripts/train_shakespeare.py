@@ -38,7 +38,6 @@ def train_and_report(run: Run) -> int:
     print(f"model: {run.model.flat.value.size:,} parameters", flush=True)
     validation_loss = run.train()
     if validation_loss is None:
-        run.save()
         print(f"Stopped after step {trainer.step} of {args.steps}; saved in {args.out}; --resume goes on")
         return 130
     print(f"validation loss: {validation_loss:.4f}")

@@ -76,6 +76,16 @@ def test_the_merges_are_those_of_the_declared_rule(words):
         rows = [merged(row, pair, new) for row in rows]
 
 
+def test_a_text_without_white_space_is_learned_from_in_parts():
+    """Such as a genome: merging inside one word of a megabyte would take hours."""
+    text = "".join(random.Random(0).choices("acgt", k=300_000))
+    tokenizer = BPETokenizer.train(text, 500)  # as one word, a minute or more
+    assert tokenizer.vocab_size == 500
+    assert tokenizer.decode(tokenizer.encode(text[:5000])) == text[:5000]
+    assert BPETokenizer.train(iter([f"{text} ", f" {text}"]), 300) == BPETokenizer.train(f"{text}  {text}", 300)
+    assert BPETokenizer.train("ab" * 256 + "cd", 300) == BPETokenizer.train(iter(["ab" * 256, "cd"]), 300)
+
+
 def test_the_order_of_the_lines_does_not_matter():
     lines = ENGLISH.splitlines(keepends=True)
     for seed in range(10):

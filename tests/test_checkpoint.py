@@ -44,6 +44,11 @@ def write_pickle(path):
     path.write_bytes(pickle.dumps(Bomb()))
 
 
+def write_object_array(path):
+    with path.open("wb") as file:
+        np.save(file, np.array([Bomb()], object), allow_pickle=True)
+
+
 def write_foreign(path):
     path.write_bytes(safetensors.numpy.save({"x": np.zeros(3)}))
 
@@ -80,6 +85,7 @@ def write_config(**changes):
         (lambda path: None, "doesn't exist"),
         (lambda path: path.write_bytes(b""), "no safetensors file"),
         (write_pickle, "no safetensors file"),
+        (write_object_array, "no safetensors file"),
         (write_truncated, r"damaged.*cut off within or before the tensor [a-z0-9_.]+$"),
         (write_without_checksums, "damaged"),
         (write_foreign, "wasn't written by this program"),
@@ -127,9 +133,9 @@ def trained(step):
     return model, optimizer
 
 
-def save_step(run, step, loss=None, given=None):
+def save_step(run, step, given=None):
     model, optimizer = given or trained(step)
-    state = {"step": step, "validation_loss": loss}
+    state = {"step": step}
     checkpoint.save(checkpoint.of_step(run, step), model, optimizer, state, TOKENIZER)
     return checkpoint.of_step(run, step)
 
@@ -157,11 +163,7 @@ def test_a_run_loads_its_newest_checkpoint(tmp_path):
     for step in (1, 10, 9):
         save_step(tmp_path, step)
     assert checkpoint.load(tmp_path)[1]["step"] == 10
-    assert checkpoint.load(tmp_path / "step-00000009")[1] == {
-        "step": 9,
-        "validation_loss": None,
-        "tokenizer": TOKENIZER.fingerprint,
-    }
+    assert checkpoint.load(tmp_path / "step-00000009")[1] == {"step": 9, "tokenizer": TOKENIZER.fingerprint}
 
 
 def test_nothing_is_written_over_a_checkpoint(tmp_path):
@@ -174,12 +176,12 @@ def test_nothing_is_written_over_a_checkpoint(tmp_path):
 
 
 def test_the_newest_and_the_best_are_kept_and_leftovers_are_not(tmp_path):
-    for step, loss in ((1, 3.0), (2, 1.5), (3, 2.0), (4, 1.8), (5, None)):
-        save_step(tmp_path, step, loss)
+    for step in (1, 2, 3, 4, 5):
+        save_step(tmp_path, step)
     (tmp_path / ".tmp-step-00000006-x").mkdir()
     (tmp_path / ".tmp-config.json-x").touch()
     (tmp_path / "metrics.jsonl").touch()
-    checkpoint.prune(tmp_path, keep=2)
+    checkpoint.prune(tmp_path, 2, checkpoint.of_step(tmp_path, 2))
     assert names(tmp_path) == ["metrics.jsonl", "step-00000002", "step-00000004", "step-00000005"]
 
 
@@ -221,8 +223,8 @@ def in_child(action):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_death_at_any_file_operation_leaves_a_whole_checkpoint(tmp_path):
     """Die at the first, second, ... of all openings, renames, deletions, made while saving and pruning."""
-    save_step(tmp_path / "start", 1, 2.0)
-    save_step(tmp_path / "start", 2, 1.0)
+    save_step(tmp_path / "start", 1)
+    save_step(tmp_path / "start", 2)
     found, deaths, third = [], 0, trained(3)
     while True:
         run = tmp_path / "run"
@@ -239,8 +241,8 @@ def test_a_death_at_any_file_operation_leaves_a_whole_checkpoint(tmp_path):
                         os._exit(9)
 
             sys.addaudithook(count)
-            save_step(run, 3, 3.0, third)
-            checkpoint.prune(run, keep=1)
+            save_step(run, 3, third)
+            checkpoint.prune(run, 1, checkpoint.of_step(run, 2))
 
         status = in_child(save_and_die)
         for folder in checkpoint.checkpoints(run):

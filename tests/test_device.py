@@ -386,7 +386,7 @@ def test_ids_out_of_range_are_refused(bad, move):
 
 def test_ids_left_on_the_host_are_refused():
     model = make_model(to_device)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"ndarray.*the model is on another device"):
         model.forward(batch(stay)[0])
 
 

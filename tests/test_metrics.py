@@ -23,7 +23,9 @@ def test_a_log_gone_on_with_holds_each_step_once(tmp_path):
     assert json.loads(path.read_text().splitlines()[3]) == {"step": 4, "loss": 0.25}
 
 
-@pytest.mark.parametrize("torn", ['{"step": 3, "lo', '{"step": 3}', "\x00\x00\x00", "[1]\n", '{"loss": 1}\n'])
+@pytest.mark.parametrize(
+    "torn", ['{"step": 3, "lo', '{"step": 3}', "\x00\x00\x00", "[1]\n", '{"loss": 1}\n', "[" * 10**5 + "\n"]
+)
 def test_a_torn_line_is_dropped(tmp_path, torn):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n' + torn)

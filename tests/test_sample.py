@@ -29,6 +29,10 @@ def model():
 def test_temperature_zero_is_greedy_whatever_the_seed(model):
     assert np.array_equal(next_token_distribution(np.array([1.0, 3.0, 2.0]), temperature=0), [0, 1, 0])
     assert np.array_equal(next_token_distribution(np.array([3.0, 3.0]), temperature=0), [1, 0])  # first of equals
+    three = TransformerLM(TransformerConfig(3, 8, 8, 1, 2), rng=0)
+    three.forward = lambda ids, *rest, **cache: np.broadcast_to([1.0, 3.0, 2.0], (*ids.shape, 3))
+    for seed in range(5):  # karpathy/nanoGPT#738
+        assert list(generate(three, np.array([0]), 6, temperature=0, rng=seed)) == [1] * 6
     runs = {tuple(generate(model, np.array([0]), 12, temperature=0, rng=seed)) for seed in range(5)}
     assert len(runs) == 1
 
@@ -37,6 +41,8 @@ def test_top_k_keeps_the_k_most_probable():
     assert kept(top_k=2) == {1, 3}
     assert kept(top_k=4) == kept(top_k=100) == kept(top_k=None) == {0, 1, 2, 3}
     assert set(np.flatnonzero(next_token_distribution(np.zeros(5), top_k=2))) == {0, 1}  # equals by id
+    five = [next_token_distribution(np.arange(5.0), top_k=k) for k in (5, 6, None)]  # TransformerLens#1347
+    assert np.array_equal(five[0], five[1]) and np.array_equal(five[0], five[2])
 
 
 @pytest.mark.parametrize(("p", "tokens"), [(0.6, {1, 3}), (0, {1}), (1e-9, {1}), (1, {0, 1, 2, 3}), (0.8, {1, 3})])

@@ -12,6 +12,9 @@ from running import SCRIPTS, TEXT, run
 
 from numpygpt import checkpoint
 
+sys.path.insert(0, str(SCRIPTS))
+from training.flags import given_flags, make_parser, parse_arguments
+
 SMALL = ["--d-model", "16", "--num-layers", "1", "--num-heads", "2", "--context-length", "16", "--batch-size", "4"]
 
 
@@ -192,8 +195,60 @@ def test_a_mistake_in_training_is_named_without_a_traceback(text, tmp_path, flag
     result = run("train_shakespeare.py", "--corpus", text, "--out", out, *SMALL, *flags)
     assert result.returncode == 2
     assert named in result.stderr
-    assert "Traceback" not in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
     assert not out.exists()
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("*.py")))
+def test_an_unknown_flag_is_named_in_one_line(script):
+    result = run(script, "--wings", "folder")
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
+    assert "--wings" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("[1]", "no config.json"),
+        ("[" * 100_000, "no config.json"),
+        ('{"wings": 2}', "wings"),
+        ('{"resume": true}', "resume"),
+        ('{"lr": "a"}', "--lr"),
+        ('{"lr": [1]}', "--lr"),
+        ('{"lr": {"a": 1}}', "--lr"),
+        ('{"lr": true}', "--lr"),
+        ('{"bias": 3}', "--bias"),
+        ('{"steps": 2.5}', "--steps"),
+        ('{"sample_length": 2.5}', "--sample-length"),
+        ('{"tokenizer": "words"}', "--tokenizer"),
+    ],
+)
+def test_a_config_with_a_value_of_another_kind_is_refused_by_name(tmp_path, monkeypatch, capsys, content, named):
+    path = tmp_path / "config.json"
+    path.write_text(content)
+    monkeypatch.setattr(sys, "argv", ["train_shakespeare.py", "--config", str(path)])
+    with pytest.raises(SystemExit) as end:
+        parse_arguments(make_parser(""))
+    assert end.value.code == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"error: --config {path}")
+    assert named in errors
+    assert errors.count("\n") == 1
+
+
+def test_what_is_null_in_a_config_is_as_if_it_were_not_there(tmp_path, monkeypatch):
+    path = tmp_path / "config.json"
+    path.write_text('{"seed": null, "d_ff": null, "lr": 1e-5, "bias": true, "tie_embeddings": false, "corpus": "-x"}')
+    monkeypatch.setattr(sys, "argv", ["train_shakespeare.py", "--config", str(path), "--lr", "0.5"])
+    parser = make_parser("")
+    args = parse_arguments(parser)
+    assert (args.seed, args.d_ff, args.lr) == (0, None, 0.5)
+    assert (args.bias, args.tie_embeddings, args.corpus) == (True, False, "-x")
+    assert given_flags(parser) == {"config", "lr"}
 
 
 @pytest.mark.parametrize(

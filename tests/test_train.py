@@ -149,6 +149,7 @@ def test_a_progress_bar_writes_seldom_where_the_output_is_no_terminal():
     "layer", ["token_embeddings", "layers.0.attn.v_proj", "layers.1.ffn.w2", "ln_final", "lm_head"]
 )
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.filterwarnings("error")
 def test_a_loss_that_is_not_finite_names_the_first_layer_whose_output_is_not(layer, dropout):
     trainer = make_trainer(dropout)
     trainer.train_step()
@@ -157,6 +158,8 @@ def test_a_loss_that_is_not_finite_names_the_first_layer_whose_output_is_not(lay
     with pytest.raises(FloatingPointError, match=rf"in step 2 the output of {layer} is not finite"):
         trainer.train_step()
     assert np.array_equal(trainer.model.flat.value, weights)
+    with pytest.raises(FloatingPointError, match=rf"after step 1 is .*: the output of {layer} is not finite"):
+        trainer.evaluate()
     assert not any({"forward", "backward"} & vars(module).keys() for module in trainer.model.modules())
 
 
@@ -221,6 +224,8 @@ def test_a_state_that_does_not_fit_is_refused():
         trainer.load_state_dict(state)
     with pytest.raises(ValueError, match=r"step 3.*has made 0"):
         trainer.load_state_dict({**make_trainer().state_dict(), "step": 3})
+    with pytest.raises(ValueError, match=r"lacks \['best_step', 'unevaluated'\].*another version"):
+        trainer.load_state_dict({key: make_trainer().state_dict()[key] for key in ("step", "best_loss", "generators")})
 
 
 def test_each_step_is_reported_with_its_metrics():
@@ -250,13 +255,13 @@ def test_an_evaluation_that_was_broken_off_is_made_when_the_run_goes_on():
     evaluate = first.evaluate
     first.evaluate = lambda stop: evaluate(lambda: True)  # as after Ctrl-C
     assert first.run(rows[first].append, losses.append) is None
-    assert (first.step, len(losses)) == (10, 2)
+    assert (first.step, first.reported, len(losses)) == (10, 9, 2)
     second.model.load_state_dict(first.model.state_dict())
     second.optimizer.load_state_dict(first.optimizer.state_dict())
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.run(rows[second].append, losses.append) == losses[1]
     assert losses[2:] == losses[:2]
-    assert second.best_loss == whole.best_loss
+    assert (second.best_loss, second.best_step) == (whole.best_loss, whole.best_step)
     values = [
         [[v for k, v in row.items() if k != "tokens_per_s"] for row in trainer_rows]
         for trainer_rows in (rows[whole], rows[first] + rows[second])

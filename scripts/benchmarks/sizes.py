@@ -54,7 +54,7 @@ def make_size(
 ) -> Size:
     """Return a size, its d_ff written out."""
     config = TransformerConfig(vocabulary, context, width, layers, heads, **DRESSES[dress])
-    d_ff = make_ffn(config, np.float32, SEED).w1.weight.shape[0]
+    d_ff = dict(make_ffn(config, np.float32, SEED).named_parameters())["w1.weight"].shape[0]
     return Size(name, dataclasses.replace(config, d_ff=d_ff), batch)
 
 

@@ -4,17 +4,16 @@ import argparse
 import json
 import math
 from pathlib import Path
+from typing import Any
 
-from numpygpt.cli import fail
+from numpygpt.cli import Parser, fail
 from numpygpt.config import CHOICES, TransformerConfig
 from numpygpt.train import TrainConfig
 
 
-def make_parser(description: str) -> argparse.ArgumentParser:
+def make_parser(description: str) -> Parser:
     """Declare the flags; `description` is what --help says first."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add(
         "--corpus",
@@ -108,23 +107,40 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+def parse_arguments(parser: Parser) -> argparse.Namespace:
     """Read the flags; those that aren't given come from the file of --config, if that is."""
     args = parser.parse_args()
     if args.config is None:
         return args
+    if args.resume:
+        fail("--resume goes on with the flags of the run itself: leave out --config")
     try:
         flags = json.loads(args.config.read_text(encoding="utf-8"))
         flags.pop("versions", None)
-        if unknown := sorted(flags.keys() - vars(args).keys()):
-            raise ValueError(f"it has no flag {', '.join(unknown)}")
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+        if unknown := sorted(flags.keys() - vars(args).keys() | flags.keys() & {"config", "resume"}):
+            raise ValueError(f"there is no flag {', '.join(unknown)} for it to hold")
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         fail(f"--config {args.config} is no config.json of a run: {error}")
-    parser.set_defaults(**flags)
+    parser.source = f"--config {args.config}: "
+    values = vars(parser.parse_args(words(flags)))
+    parser.source = ""
+    parser.set_defaults(**{name: values[name] for name in flags})
     return parser.parse_args()
 
 
-def given_flags(parser: argparse.ArgumentParser) -> set[str]:
+def words(flags: dict[str, Any]) -> list[str]:
+    """Return flags as a command line has them, so that their values are checked as its are; None isn't given."""
+    result = []
+    for name, value in flags.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            result.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            result.append(f"--{flag}={value}")
+    return result
+
+
+def given_flags(parser: Parser) -> set[str]:
     """Return the names of the flags on the command line, whether or not they say what would hold without them."""
     unset = object()
     namespace = argparse.Namespace(**{name: unset for name in vars(parser.parse_args())})

@@ -13,7 +13,7 @@ import numpy as np
 
 from numpygpt import checkpoint, durable
 from numpygpt.array import check_not_negative, check_positive
-from numpygpt.cli import fail
+from numpygpt.cli import Parser, fail
 from numpygpt.config import TransformerConfig
 from numpygpt.corpus import DataError, corpus_pieces
 from numpygpt.data import split
@@ -28,27 +28,28 @@ from training.flags import given_flags
 FREE = {"out", "resume", "config", "minutes", "keep", "sample_length"}
 
 
-def resumed(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[argparse.Namespace, Path | None]:
+def resumed(parser: Parser, args: argparse.Namespace) -> tuple[argparse.Namespace, Path | None]:
     """Return the flags to train with and the checkpoint to go on from, None for a new run.
 
     Raises ValueError if a new run would meet an old one in its folder, or no checkpoint is whole, or a flag differs
-    from the run's.
+    from the run's. Otherwise checkpoints that are damaged are moved aside.
     """
     if not args.resume:
         if (args.out / checkpoint.MODEL).exists() or checkpoint.checkpoints(args.out):
             raise ValueError(f"{args.out} holds a run: --resume goes on with it, another --out leaves it as it is")
         return args, None
     found, damaged = checkpoint.newest_whole(args.out)
-    reasons = "".join(f"; {error}" for error in damaged.values())
     if found is None:
-        raise ValueError(f"--resume: {args.out} holds no checkpoint to go on from{reasons}")
+        reasons = "; ".join(map(str, damaged.values())) or "leave out --resume to begin a run there"
+        raise ValueError(f"--resume: {args.out} holds no checkpoint to go on from: {reasons}")
     _, state = checkpoint.load(found)
     flags = state.get("flags")
     if not isinstance(flags, dict) or "tokens" not in state:
         raise ValueError(f"--resume: {found} wasn't saved by this version of this script")
+    given = given_flags(parser)
     for name, value in flags.items():
         flag = "--" + name.replace("_", "-")
-        if name in given_flags(parser) and getattr(args, name) != value:
+        if name in given and getattr(args, name) != value:
             raise ValueError(f"{flag} is {value} in the run under {args.out}, not {getattr(args, name)}: leave it out")
     for folder, error in damaged.items():
         print(f"warning: {error}; moved to {checkpoint.set_aside(folder)}", file=sys.stderr)
@@ -59,24 +60,24 @@ def resumed(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[
 class Run:
     """A training run in its folder, which this program holds alone."""
 
-    def __init__(self, parser: argparse.ArgumentParser, args: argparse.Namespace):
+    def __init__(self, parser: Parser, args: argparse.Namespace):
         """Check the flags and make, or find again, all that is needed to train.
 
         Raises ValueError, OSError, ImportError or MemoryError, and leaves the folder as it was, if that can't be.
         """
+        check_not_negative(sample_length=args.sample_length)
+        check_positive(keep=args.keep)
+        if not args.minutes > 0:
+            raise ValueError(f"minutes must be above 0, not {args.minutes}")
         with contextlib.ExitStack() as undo:
             self.args, found = resumed(parser, args)
             self.flags = {name: value for name, value in vars(self.args).items() if name not in FREE}
             train_config = TrainConfig(**of_class(self.flags, TrainConfig))
-            check_not_negative(sample_length=args.sample_length)
-            check_positive(keep=args.keep)
-            if not args.minutes > 0:
-                raise ValueError(f"minutes must be above 0, not {args.minutes}")
             self.tokenizer = self.make_tokenizer(found, given_flags(parser))
             config = TransformerConfig(
                 **of_class(self.flags, TransformerConfig) | {"vocab_size": self.tokenizer.vocab_size}
             )
-            init_rng, self.sample_rng = np.random.default_rng(args.seed).spawn(2)
+            init_rng, self.sample_rng = np.random.default_rng(self.args.seed).spawn(2)
             self.model = TransformerLM(config, rng=init_rng)
             self.tokens, self.tokens_header = self.open_tokens(found, undo)
             self.trainer = Trainer(self.model, *split(self.tokens, config.context_length), train_config)
@@ -84,12 +85,13 @@ class Run:
             if found is not None:
                 self.restore(found)
             self.losses_per_character = per_character(1.0, self.trainer.validation_tokens[1:], self.tokenizer)
-            self.log = MetricsLog(args.out / "metrics.jsonl", self.trainer.step)
+            self.log = MetricsLog(args.out / "metrics.jsonl", self.trainer.reported)
             versions = {"python": platform.python_version(), "numpy": np.__version__}
             config_json = json.dumps({**self.flags, "versions": versions}, indent=1) + "\n"
             durable.write_file(args.out / "config.json", config_json)
             self.tokenizer.save(args.out)  # a copy for whoever looks here
             undo.pop_all()
+            durable.remove_leftovers(args.out)
 
     def make_tokenizer(self, found: Path | None, given: set[str]) -> Tokenizer:
         """Return the tokenizer of the run, or of the file of tokens, or learn one from the corpus."""
@@ -107,7 +109,7 @@ class Run:
         return CharTokenizer.train(corpus_pieces(args.corpus))
 
     def open_tokens(self, found: Path | None, undo: contextlib.ExitStack) -> tuple[Ids, dict[str, Any]]:
-        """Return the ids of the corpus and their file's header; `undo` deletes the file, if it is made here.
+        """Return the ids of the corpus and their file's header; `undo` brings back what was there before.
 
         A run makes the file once and goes on with it, whatever becomes of the text. ValueError if the file is lost and
         the text doesn't give the same one again.
@@ -117,6 +119,10 @@ class Run:
         if is_tokens(corpus):
             path = Path(corpus)
         elif not expected or not is_whole(path, expected):
+            durable.remove_leftovers(self.args.out)  # of encodings that were killed, each as large as the file
+            if path.is_file():
+                before = path.rename(path.with_name(f"{durable.TEMPORARY}{path.name}-before"))
+                undo.callback(before.rename, path)
             undo.callback(path.unlink, missing_ok=True)
             write_tokens(path, map(self.tokenizer.encode, corpus_pieces(corpus)), self.tokenizer)
         tokens, header = open_tokens(path, self.tokenizer), read_header(path)
@@ -147,10 +153,13 @@ class Run:
         self.log.sync()
         checkpoint.save(checkpoint.of_step(out, trainer.step), self.model, trainer.optimizer, state, self.tokenizer)
         self.saved_at = trainer.step
-        checkpoint.prune(out, self.args.keep)
+        checkpoint.prune(out, self.args.keep, checkpoint.of_step(out, trainer.best_step))
 
     def train(self) -> float | None:
-        """Train; return the validation loss, or None if the run was stopped. A run that can't go on ends here."""
+        """Train; return the validation loss, or None if the run was stopped, which is saved then.
+
+        A run that can't go on ends here.
+        """
 
         def log(metrics: dict[str, Any]) -> None:
             if "validation_loss" in metrics:
@@ -158,7 +167,10 @@ class Run:
             self.log.append(metrics)
 
         try:
-            return self.trainer.run(after_step=log, after_evaluation=self.save, minutes=self.args.minutes)
+            validation_loss = self.trainer.run(log, self.save, self.args.minutes)
+            if validation_loss is None:
+                self.save()
+            return validation_loss
         except BrokenPipeError:  # nobody reads what is printed any more
             self.save()
             raise
