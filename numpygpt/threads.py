@@ -16,6 +16,8 @@ from typing import Any
 
 import threadpoolctl
 
+CGROUP = Path("/sys/fs/cgroup")
+
 
 def usable_cores() -> int:
     """Return how many cores this process may use: by its affinity and its cgroup's quota, not the machine's number."""
@@ -25,10 +27,9 @@ def usable_cores() -> int:
 
 def _quotas() -> Iterator[int]:
     """Yield the cores that Linux's control groups grant, if they set a limit: version 2, then version 1."""
-    root = Path("/sys/fs/cgroup")
     for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
         with contextlib.suppress(OSError, ValueError):
-            quota, period = " ".join((root / name).read_text() for name in names).split()
+            quota, period = " ".join((CGROUP / name).read_text() for name in names).split()
             if int(quota) > 0:  # "max" and -1 mean no limit
                 yield -(-int(quota) // int(period))
 

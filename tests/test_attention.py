@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import batch_shapes, check, check_along, masks, positions, rngs, sizes, unit_scale
 
-from numpygpt.layers import MultiHeadAttention, RotaryPositionalEmbedding, ScaledDotProductAttention, Softmax
+from numpygpt.layers import MultiHeadAttention, RotaryPositionalEmbedding, ScaledDotProductAttention, Softmax, attention
 
 LIMIT = 9
 
@@ -158,6 +158,34 @@ def test_a_permutation_of_the_heads_commutes_with_attention(drawn, data):
             p.value = p.value[rows]
     layer.output_proj.weight.value = layer.output_proj.weight.value[:, q_rows]
     np.testing.assert_allclose(layer(x, **arguments), y, rtol=1e-9, atol=1e-10)
+
+
+@given(rngs, batch_shapes, st.integers(1, 9), st.integers(1, 3), st.sampled_from([1, 2, 4, 64]))
+def test_causal_attention_in_blocks_is_attention_under_the_causal_mask(rng, batch, length, group, block):
+    q = rng.standard_normal((*batch, length * group, 3))
+    k, v = rng.standard_normal((2, *batch, length, 3))
+    do = rng.standard_normal(q.shape)
+    layer, masked = ScaledDotProductAttention(), ScaledDotProductAttention()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "QUERIES", block)
+        o = layer(q, k, v, causal=group)
+        assert len(layer.saved[-1]) == -(-length // block)  # blocks
+    want = masked(q, k, v, np.repeat(np.tri(length, dtype=bool), group, axis=0))
+    for mine, other in zip((o, *layer.backward(do)), (want, *masked.backward(do)), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-12, atol=1e-13)
+
+
+@given(multi_heads(), st.sampled_from([1, 2, 64]))
+def test_positions_that_are_given_change_nothing_if_they_are_those_that_are_not(drawn, block):
+    """With positions a mask is made, without them attention goes in blocks."""
+    options, x, _ = drawn
+    layer = make(options)
+    dy = np.cos(x)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "QUERIES", block)
+        y, dx = layer(x), layer.backward(dy)
+    np.testing.assert_allclose(layer(x, np.arange(x.shape[-2])), y, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(layer.backward(dy), dx, rtol=1e-9, atol=1e-10)
 
 
 def test_two_heads_that_attend_to_themselves_only_merge_back_into_v():

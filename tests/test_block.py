@@ -102,7 +102,7 @@ def test_the_parts_take_their_settings_from_the_config():
     # Lightning-AI/lit-llama#339, ggml-org/llama.cpp#2384: eps and theta hard-coded
     block = make("pre", norm="layernorm", norm_eps=0.25, rope_theta=50.0, rope_layout="half", bias=True, num_kv_heads=1)
     assert block.ln1.eps == block.ln2.eps == 0.25 and block.attn.q_rope.layout == "half"
-    np.testing.assert_allclose(block.attn.q_rope.cos[1], np.cos([1, 50**-0.5]))
+    np.testing.assert_allclose(block.attn.q_rope.turn[1], np.exp(1j * np.array([1, 50**-0.5])), rtol=1e-6)
     biased = [block.ln1, block.ln2, block.attn.q_proj, block.attn.output_proj, block.ffn.w1, block.ffn.w2, block.ffn.w3]
     assert all(part.bias is not None for part in biased)
     assert block.attn.k_proj.weight.shape == (4, 8) and block.ffn.w1.weight.shape == (3, 8)

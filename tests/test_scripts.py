@@ -182,6 +182,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_training(text, tmp
         (["--dropout", "1.5"], "1.5"),
         (["--lr", "nan"], "nan"),
         (["--steps", "0"], "steps"),
+        (["--threads", "0"], "threads"),
         (["--vocab-size", "300"], "--tokenizer bpe"),
         (["--ffn", "swish"], "swish"),
         (["--corpus", "no/such/file"], "no/such/file"),

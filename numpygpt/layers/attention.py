@@ -132,7 +132,7 @@ class ScaledDotProductAttention(Module):
             do_z = do[..., rows, :] / z
             dv[..., keys, :] += einsum("...ts,...te->...se", e, do_z)  # (5)
             da = einsum("...te,...se->...ts", do_z, v[..., keys, :])  # (6)
-            da -= einsum("...te,...te->...t", do_z, o)[..., None]  # (7)
+            da -= einsum("...e,...e->...", do_z, o)[..., None]  # (7)
             da *= e  # (8)
             dq[..., rows, :] = scale * einsum("...ts,...sd->...td", da, k[..., keys, :])  # (9)
             dk[..., keys, :] += einsum("...ts,...td->...sd", da, q[..., rows, :])  # (10), its factor is in q

@@ -41,6 +41,7 @@ def make_parser(description: str) -> Parser:
     add("--minutes", type=float, default=math.inf, help="stop after this time, if the steps take longer")
     add("--batch-size", type=int, default=TrainConfig.batch_size, help="sequences in a batch")
     add("--accumulate", type=int, default=TrainConfig.accumulate, help="parts a batch is cut into, to save memory")
+    add("--threads", type=int, help="threads that share each batch (unless given: one for each usable core)")
     add("--lr", type=float, default=TrainConfig.lr, help="learning rate at the peak")
     add("--min-lr", type=float, help="learning rate at the end (unless given: a tenth of --lr)")
     add(

@@ -19,6 +19,7 @@ from numpygpt.corpus import DataError, corpus_pieces
 from numpygpt.data import split
 from numpygpt.metrics import MetricsLog
 from numpygpt.model import TransformerLM
+from numpygpt.threads import usable_cores
 from numpygpt.tokenizer import BPETokenizer, CharTokenizer, Ids, Tokenizer, load_tokenizer, per_character
 from numpygpt.tokens import is_tokens, open_tokens, read_header, write_tokens
 from numpygpt.train import TrainConfig, Trainer
@@ -71,6 +72,8 @@ class Run:
             raise ValueError(f"minutes must be above 0, not {args.minutes}")
         with contextlib.ExitStack() as undo:
             self.args, found = resumed(parser, args)
+            if self.args.threads is None:
+                self.args.threads = usable_cores()  # a number, for --resume and --config: another rounds differently
             self.flags = {name: value for name, value in vars(self.args).items() if name not in FREE}
             train_config = TrainConfig(**of_class(self.flags, TrainConfig))
             self.tokenizer = self.make_tokenizer(found, given_flags(parser))
@@ -80,7 +83,8 @@ class Run:
             init_rng, self.sample_rng = np.random.default_rng(self.args.seed).spawn(2)
             self.model = TransformerLM(config, rng=init_rng)
             self.tokens, self.tokens_header = self.open_tokens(found, undo)
-            self.trainer = Trainer(self.model, *split(self.tokens, config.context_length), train_config)
+            parts = split(self.tokens, config.context_length)
+            self.trainer = Trainer(self.model, *parts, train_config, self.args.threads)
             self.saved_at: int | None = None
             if found is not None:
                 self.restore(found)
