@@ -28,6 +28,7 @@ def test_every_link_leads_to_a_file():
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-def test_the_line_it_quotes_is_in_the_code():
-    (quoted,) = re.findall(r"^```\n(return .*)\n```$", README, re.MULTILINE)
-    assert quoted in (ROOT / "numpygpt/layers/norm.py").read_text(encoding="utf-8")
+def test_the_lines_it_quotes_are_in_the_code():
+    (quoted,) = re.findall(r"^```\n(dx .*?)\n```$", README, re.MULTILINE | re.DOTALL)
+    code = (ROOT / "numpygpt/layers/norm.py").read_text(encoding="utf-8")
+    assert "".join(f"        {line}\n" for line in quoted.splitlines()) in code

@@ -98,7 +98,7 @@ class SiLU(Module):
 
     By the product rule, with $\sigma' = \sigma(1 - \sigma)$,
 
-    $$f'(x) = \sigma(x) + x\, \sigma(x)\,(1 - \sigma(x)) = \sigma(x)\,\big(1 + x\,(1 - \sigma(x))\big) \tag{2}$$
+    $$f'(x) = \sigma(x) + x\, \sigma(x)\,(1 - \sigma(x)) = \sigma(x) + y\,(1 - \sigma(x)) \tag{2}$$
 
     **Reading.** A soft gate: for large $x$ the identity, for very negative $x$ zero. The slope goes from 0 to 1,
     overshooting to 1.10 at $x \approx 2.4$.
@@ -107,17 +107,17 @@ class SiLU(Module):
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Return x sigmoid(x)."""
         s = sigmoid(x)
-        self.saved = x, s
-        return x * s  # (1)
+        y = x * s  # (1)
+        self.saved = s, y
+        return y
 
     def backward(self, dy: Float[Array, "..."]) -> Float[Array, "..."]:
         """Return the gradient of x."""
-        x, s = self.saved
-        check_cotangent(dy, x.shape)
+        s, y = self.saved
+        check_cotangent(dy, y.shape)
         dx = 1 - s
-        dx *= x
-        dx += 1
-        dx *= s  # (2)
+        dx *= y
+        dx += s  # (2)
         dx *= dy  # (A)
         return dx
 

@@ -290,11 +290,11 @@ class MultiHeadAttention(Module):
 
     def split_heads(self, z: Float[Array, "... seq features"]) -> Float[Array, "... kv seq group d_k"]:
         """Read features as (kv head, head in its group, d_k) and bring the kv heads before the sequence (2)."""
-        return np.moveaxis(z.reshape(*z.shape[:-1], self.num_kv_heads, -1, self.d_k), -3, -4)
+        return z.reshape(*z.shape[:-1], self.num_kv_heads, -1, self.d_k).swapaxes(-3, -4)
 
     def merge_heads(self, z: Float[Array, "... kv seq group d_k"]) -> Float[Array, "... seq features"]:
         """Undo split_heads (6)."""
-        z = np.moveaxis(z, -4, -3)
+        z = z.swapaxes(-4, -3)
         return z.reshape(*z.shape[:-3], -1)
 
     def fold(self, z: Float[Array, "... kv seq group d_k"]) -> Float[Array, "... kv rows d_k"]:

@@ -64,9 +64,11 @@ class RMSNorm(Module):
         check_cotangent(dy, h.shape)
         dtype, dy = dy.dtype, at_least_float32(dy)
         self.weight.grad += einsum("...c,...c->c", dy, h)  # (4)
-        dh = dy * self.weight.value  # (5)
-        s = einsum("...k,...k->...", dh, h)[..., None] / h.shape[-1]  # (7), from (6)
-        return (r * (dh - s * h)).astype(dtype, copy=False)  # (8)
+        dx = dy * self.weight.value  # (5), dh
+        s = einsum("...k,...k->...", dx, h)[..., None] / h.shape[-1]  # (7), from (6)
+        dx -= s * h
+        dx *= r  # (8)
+        return dx.astype(dtype, copy=False)
 
 
 class LayerNorm(Module):
@@ -136,7 +138,9 @@ class LayerNorm(Module):
         if self.bias is not None:
             self.bias.grad += einsum("...c->c", dy)  # (5)
         self.weight.grad += einsum("...c,...c->c", dy, h)  # (6)
-        dh = dy * self.weight.value  # (7)
-        s = einsum("...k,...k->...", dh, h)[..., None] / h.shape[-1]  # (8)
-        m = np.mean(dh, axis=-1, keepdims=True)  # (10)
-        return (r * (dh - m - s * h)).astype(dtype, copy=False)  # (11), from (9)
+        dx = dy * self.weight.value  # (7), dh
+        s = einsum("...k,...k->...", dx, h)[..., None] / h.shape[-1]  # (8)
+        dx -= np.mean(dx, axis=-1, keepdims=True)  # (10)
+        dx -= s * h
+        dx *= r  # (11), from (9)
+        return dx.astype(dtype, copy=False)

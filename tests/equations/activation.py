@@ -111,9 +111,9 @@ class SiLU(OneElement):
         return sigma(x) + x * sigma(x) * (1 - sigma(x))
 
     @derivative("y", "x")
-    def slope(x):
-        r"""= \sigma(x)\,\big(1 + x\,(1 - \sigma(x))\big) \tag{2}"""
-        return sigma(x) * (1 + x * (1 - sigma(x)))
+    def slope(x, y):
+        r"""= \sigma(x) + y\,(1 - \sigma(x)) \tag{2}"""
+        return sigma(x) + y * (1 - sigma(x))
 
     def code(x, dy):
         return answers(layers.SiLU(), x, dy)

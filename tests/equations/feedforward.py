@@ -17,7 +17,7 @@ class FeedForward:
     of = layers.FeedForward
     output = "y"
     weights = dict(W1=symbols("W1", F, D), W2=symbols("W2", D, F))
-    given = dict(weights, x=symbols("x", D), dy=symbols("dy", D), f=SiLU.y, f1=SiLU.slope)
+    given = dict(weights, x=symbols("x", D), dy=symbols("dy", D), f=SiLU.y, f1=lambda u: SiLU.slope(u, SiLU.y(u)))
     held = dict(f=f, f1=f1)
 
     def u(W1, x):
