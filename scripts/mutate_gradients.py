@@ -5,7 +5,7 @@ own (see the package mutation beside this file), and the tests of its module are
 reported: `file:line kind: old line -> new line`. A change that makes no difference is no mistake; each one stands in
 tests/equivalent_mutants.toml with the reason, and isn't run.
 
-    python scripts/mutate_gradients.py                  every backward, and the optimiser
+    python scripts/mutate_gradients.py                  every backward, the optimiser and what threads share
     python scripts/mutate_gradients.py --forward        every forward
     python scripts/mutate_gradients.py --only norm      of one module
 """
@@ -28,7 +28,7 @@ def main() -> int:
         description="Change every backward by one small mistake at a time, and see that the tests notice each."
     )
     add = parser.add_argument
-    add("--forward", action="store_true", help="change every forward instead of backward and optimiser")
+    add("--forward", action="store_true", help="change every forward instead")
     add("--only", nargs="+", default=list(MODULES), metavar="MODULE", help=f"some of: {', '.join(MODULES)}")
     add("--list", action="store_true", help="print the mutants and test none")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="mutants tested at a time (default: %(default)s)")

@@ -69,12 +69,31 @@ def test_scores_are_divided_by_the_root_of_the_head_width():
     np.testing.assert_allclose(ScaledDotProductAttention()(q, k, v), Softmax()(q @ k.swapaxes(1, 2) / 3) @ v)
 
 
+def test_without_a_mask_nothing_is_hidden_also_where_none_means_everywhere(monkeypatch):
+    q, k, v = np.random.default_rng(0).standard_normal((3, 5, 4))
+    want, copyto = ScaledDotProductAttention()(q, k, v, np.ones((5, 5), bool)), np.copyto
+
+    def as_in_cupy(to, x, where=None):
+        copyto(to, x, where=True if where is None else where)
+
+    monkeypatch.setattr(np, "copyto", as_in_cupy)
+    assert np.array_equal(ScaledDotProductAttention()(q, k, v), want)
+
+
 @pytest.mark.parametrize(("mask", "kind"), [(np.ones((3, 3)), "float64"), ("causal", "str")])
 def test_a_mask_that_is_not_boolean_is_refused_by_its_kind(mask, kind, unchecked):
     x = np.ones((3, 4), np.float32)
     for layer, arguments in ((ScaledDotProductAttention(), (x, x, x)), (MultiHeadAttention(4, 2), (x,))):
         with pytest.raises(TypeError, match=f"mask must be a boolean array.*, not {kind}$"):
             layer.forward(*arguments, mask=mask)
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (1, 2), (2, 3, 2), (2,), (3, 4)])
+def test_a_cotangent_of_another_shape_is_refused(shape, unchecked):
+    layer = ScaledDotProductAttention()
+    layer.forward(np.ones((3, 4)), np.ones((5, 4)), np.ones((5, 2)))
+    with pytest.raises(ValueError, match=r"cotangent has shape .*forward returned shape \(3, 2\)"):
+        layer.backward(np.ones(shape))
 
 
 @pytest.mark.parametrize("t", [np.array([0]), np.array([0, 1]), np.array([0.0, 1, 2]), np.array([True] * 3)])
@@ -186,6 +205,12 @@ def test_positions_that_are_given_change_nothing_if_they_are_those_that_are_not(
         y, dx = layer(x), layer.backward(dy)
     np.testing.assert_allclose(layer(x, np.arange(x.shape[-2])), y, rtol=1e-9, atol=1e-10)
     np.testing.assert_allclose(layer.backward(dy), dx, rtol=1e-9, atol=1e-10)
+
+
+def test_a_token_sees_those_at_its_position_or_before_in_whatever_order_they_stand():
+    layer, order = MultiHeadAttention(4, 2, dtype=np.float64, rng=0), np.array([2, 0, 1])
+    x = np.random.default_rng(0).standard_normal((3, 4))
+    np.testing.assert_allclose(layer(x[order], order), layer(x)[order])
 
 
 def test_two_heads_that_attend_to_themselves_only_merge_back_into_v():

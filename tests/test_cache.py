@@ -133,11 +133,12 @@ def test_the_cache_has_the_dtype_of_the_model(dtype):
 
 
 @pytest.mark.parametrize("rope", [None, RotaryPositionalEmbedding(10000.0, 2, CONTEXT, dtype=np.float64)])
+@pytest.mark.parametrize("masked", [False, True])
 @given(rng=rngs, batch=batch_shapes, data=st.data())
-def test_attention_and_block_count_on_from_their_cache_without_a_model(rope, rng, batch, data):
+def test_attention_and_block_count_on_from_their_cache_without_a_model(rope, masked, rng, batch, data):
     config = TransformerConfig(7, CONTEXT, 8, 1, 4, num_kv_heads=2, positions="none")
     x = rng.standard_normal((*batch, 6, 8))
-    mask = rng.random((6, 6)) < 0.7
+    mask = rng.random((6, 6)) < 0.7 if masked else None
     for layer in (
         MultiHeadAttention(8, 4, 2, rope, dtype=np.float64, rng=rng),
         DecoderBlock(config, rope=rope, dtype=np.float64, rng=rng),
@@ -146,7 +147,8 @@ def test_attention_and_block_count_on_from_their_cache_without_a_model(rope, rng
         full = layer.forward(x, mask=mask)
         cache = LayerCache((*batch, 2, 0, 2), CONTEXT, x)
         for start, stop in data.draw(chunkings(6)):
-            y = layer.forward(x[..., start:stop, :], mask=mask[start:stop, :stop], cache=cache)
+            here = None if mask is None else mask[start:stop, :stop]
+            y = layer.forward(x[..., start:stop, :], mask=here, cache=cache)
             np.testing.assert_allclose(y, full[..., start:stop, :], rtol=1e-10, atol=1e-10)
 
 

@@ -129,7 +129,10 @@ def test_the_parameter_that_is_named_is_the_first_bad_one_of_those_optimised(bad
     before, after = one(0.0), one(0.0)
     optimised = sorted(parameters(), key=lambda p: not p.decays)
     FlatBuffer([before, *optimised, after])
-    for p in (before, *optimised[bad:], after):
+    for p in (before, after):
+        p.grad += np.inf
+    assert clip_grad_norm(optimised, 1.0) == 0
+    for p in optimised[bad:]:
         p.grad += np.inf
     with pytest.raises(FloatingPointError, match=rf"gradient of {optimised[bad].name} .*not finite"):
         clip_grad_norm(optimised, 1.0)
@@ -144,6 +147,37 @@ def test_a_finite_gradient_whose_square_overflows_is_refused_before_anything_cha
     ):  # else v is infinite, and the weight stands still for ever
         optimizer.step()
     assert optimizer.t == 0 and not optimizer.m[0].any() and not optimizer.v[0].any() and not p.value.any()
+
+
+def test_the_largest_norm_whose_square_is_finite_is_taken():
+    p = Parameter(np.zeros(2, np.float32))
+    p.grad = np.array([(1 - 2**-24) * 2**64, 2**52])  # the sum of the squares is the largest number
+    optimizer = Adam([p], 0.1)
+    assert optimizer.step() ** 2 == pytest.approx(np.finfo(np.float32).max, rel=1e-15)
+    assert np.isfinite(optimizer.v[0]).all() and p.value[0] == pytest.approx(-0.1)
+
+
+@kinds
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e25])
+def test_a_step_that_clips_is_clipping_and_a_step_but_leaves_the_gradients(kind, scale):
+    rng, params, others = np.random.default_rng(0), parameters(np.float32, 0), parameters(np.float32, 0)
+    optimizer, other = (kind(ps, 0.1, eps=0.1, weight_decay=0.3) for ps in (params, others))
+    for _ in range(2):
+        gradients = [(scale * rng.standard_normal(p.shape)).astype(np.float32) for p in params]
+        for p, q, g in zip(params, others, gradients, strict=True):
+            p.grad = q.grad = g
+        assert optimizer.step(max_norm=0.5) == clip_grad_norm(others, 0.5)
+        other.step()
+        for p, q, g in zip(params, others, gradients, strict=True):
+            np.testing.assert_allclose(p.value, q.value, rtol=1e-5)
+            assert np.array_equal(p.grad, g)
+    optimizer.zero_grad()
+    assert not any(p.grad.any() for p in params)
+
+
+@pytest.mark.filterwarnings("error")
+def test_squares_that_leave_float32_only_together_are_summed_in_silence():
+    assert clip_grad_norm([one(1.5e19, dtype=np.float32) for _ in range(2)], 1.0) == pytest.approx(1.5e19 * 2**0.5)
 
 
 @given(rngs, st.sampled_from([1e-30, 1e-20, 1.0, 1e18, 1e19, 1e30, 1e37]), st.sampled_from([1e-3, 1.0]))

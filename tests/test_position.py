@@ -1,5 +1,6 @@
 """Positions: sinusoidal, learned, rotary."""
 
+import itertools
 import math
 import re
 
@@ -69,6 +70,24 @@ def test_rope_turns_pair_i_by_position_times_theta_to_minus_2i_over_d(rng, d_k, 
     np.testing.assert_allclose(y[:, 0::2] + 1j * y[:, 1::2], want, atol=1e-12)
     to_half = [*range(0, d_k, 2), *range(1, d_k, 2)]
     np.testing.assert_allclose(rope(d_k, "half", theta)(x[:, to_half], np.arange(LIMIT)), y[:, to_half], atol=1e-14)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@given(rngs, layouts)
+def test_rope_takes_features_that_do_not_lie_side_by_side(order, rng, layout):
+    layer, x, t = rope(layout=layout), rng.standard_normal((2, 3, 4)), np.arange(3)
+    strided = x.transpose(order).copy().transpose(np.argsort(order))
+    assert np.array_equal(layer(strided, t), layer(x, t))
+    assert np.array_equal(layer.backward(strided), layer.backward(x))
+
+
+@given(rngs, layouts)
+def test_rope_of_half_precision_is_half_precision(rng, layout):
+    half, layer, t = rope(layout=layout, dtype=np.float16), rope(layout=layout), np.arange(3)
+    x = rng.standard_normal((3, 4)).astype(np.float16)
+    for mine, want in ((half(x, t), layer(x.astype(float), t)), (half.backward(x), layer.backward(x.astype(float)))):
+        assert mine.dtype == np.float16
+        np.testing.assert_allclose(mine, want, rtol=1e-3, atol=1e-3)
 
 
 @given(rngs, layouts)

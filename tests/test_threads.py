@@ -1,5 +1,6 @@
 """A batch shared by threads: the gradients of one, the same bits at every run, and errors that come out."""
 
+import functools
 import threading
 import time
 
@@ -12,6 +13,7 @@ from threadpoolctl import threadpool_info
 from numpygpt import threads
 from numpygpt.config import TransformerConfig
 from numpygpt.model import TransformerLM
+from numpygpt.replica import SharedGradient, Turns
 from numpygpt.threads import BrokenOff, Team, one_blas_thread, usable_cores
 from numpygpt.train import TrainConfig, Trainer
 
@@ -113,6 +115,71 @@ def test_blas_has_one_thread_until_the_last_block_ends():
 # Replicas
 
 
+def in_threads(*functions):
+    """Run each function in a thread, the last first, and see that all end."""
+    runners = [threading.Thread(target=function, daemon=True) for function in functions[::-1]]
+    for runner in runners:
+        runner.start()
+        time.sleep(0.01)  # those that have to wait are waiting now
+    for runner in runners:
+        runner.join(timeout=5)
+        assert not runner.is_alive()
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_the_replicas_have_their_turns_in_order(replicas):
+    turns, order = Turns(), []
+    turns.begin(replicas)
+
+    def take(number):
+        for _ in range(2):
+            turns.wait(number)
+            order.append(number)
+            turns.end()
+
+    in_threads(*(functools.partial(take, number) for number in range(replicas)))
+    assert order == [*range(replicas)] * 2
+
+
+def test_nobody_waits_in_a_round_of_none():
+    turns = Turns()
+    turns.begin(0)
+    in_threads(functools.partial(turns.wait, 0), functools.partial(turns.wait, 5))
+    turns.end()
+
+
+def test_one_that_waits_in_a_round_broken_off_is_told():
+    turns, told = Turns(), []
+    turns.begin(2)
+
+    def wait():
+        with pytest.raises(BrokenOff):
+            turns.wait(1)
+        told.append(True)
+
+    in_threads(turns.break_off, wait)
+    assert told == [True]
+    turns.begin(1)
+    turns.wait(0)  # the next round is a new one
+
+
+@pytest.mark.parametrize("rows", [None, np.array([2, 0])])
+def test_what_replicas_add_to_a_shared_gradient_is_added_in_turn(rows):
+    turns, grad = Turns(), np.zeros(3)
+    turns.begin(2)
+
+    def add(number):
+        shared = SharedGradient(grad, turns, number)
+        for x in ([1e20, -1e20], [1.0, 1.0])[number]:
+            if rows is None:
+                shared += np.full(3, x)
+            else:
+                shared[rows] += np.full(2, x)
+
+    in_threads(functools.partial(add, 0), functools.partial(add, 1))
+    assert grad.tolist() == ([1, 1, 1] if rows is None else [1, 0, 1])  # the first 1 is lost beside 1e20
+
+
 @pytest.mark.parametrize("rows", [1, 2, 5])
 @pytest.mark.parametrize("count", [2, 3, 8])
 @pytest.mark.parametrize(
@@ -168,7 +235,7 @@ def test_replicas_share_weights_tables_and_gradient_and_drop_other_features():
     masks = [[m.saved for m in replica.modules() if hasattr(m, "p")] for replica in replicas]
     assert len(masks[0]) == 5
     assert not any(np.array_equal(a, b) for a, b in zip(*masks, strict=True))
-    assert not any("saved" in vars(module) for module in model.modules())
+    assert not any("saved" in vars(module) for module in [*model.modules(), trainer.loss])
 
 
 def test_one_replica_is_the_model_itself():

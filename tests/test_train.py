@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from strict_array import to_device
 
 from numpygpt.config import TransformerConfig
 from numpygpt.data import sequential_batches
@@ -193,6 +194,36 @@ def test_a_batch_in_parts_has_the_loss_and_gradients_of_the_whole(accumulate, dr
     loss, parts = gradients(accumulate, dropout, ignore)
     assert loss == pytest.approx(whole_loss, rel=1e-6)
     np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("counted", [0, 1, 16])
+def test_loss_and_gradients_of_a_batch_are_those_of_the_model_also_if_no_token_counts(counted):
+    trainer, direct, loss = make_trainer(), make_trainer().model, CrossEntropy(ignore_index=-1)
+    trainer.loss = CrossEntropy(ignore_index=-1)
+    inputs, targets = TOKENS[:16].reshape(2, 8), np.full(16, -1)
+    targets[:counted] = 3
+    targets = targets.reshape(2, 8)
+    want = loss.forward(direct.forward(inputs), targets)
+    direct.backward(loss.backward())
+    assert trainer.add_gradients(inputs, targets) == pytest.approx(want)
+    np.testing.assert_allclose(trainer.model.flat.grad, direct.flat.grad, rtol=1e-5)
+    assert direct.flat.grad.any() == bool(counted)
+
+
+def test_a_batch_goes_to_where_the_model_is():
+    host, trainer = make_trainer(), make_trainer()
+    model = trainer.model.to(to_device)
+    device = Trainer(model, trainer.train_tokens, trainer.validation_tokens, trainer.config)
+    assert device.train_step() == host.train_step()
+    assert device.evaluate() == host.evaluate()
+
+
+def test_a_loss_that_is_not_finite_is_refused_before_any_gradient():
+    trainer = make_trainer()
+    trainer.model.ln_final.weight.value[...] = np.inf
+    with pytest.raises(FloatingPointError, match="the loss is nan"):
+        trainer.add_gradients(TOKENS[None, :8], TOKENS[None, 1:9])
+    assert not trainer.model.flat.grad.any()
 
 
 def test_more_parts_than_sequences_are_refused():

@@ -67,7 +67,7 @@ class Runner:
 
     def pytest_runtestloop(self, session: Any) -> bool:
         """Find out how long the tests take, then run them on every mutant."""
-        quick_first = sorted(session.items, key=lambda test: getattr(test.obj, "is_hypothesis_test", False))
+        quick_first = sorted(session.items, key=slowness)
         modules = list(dict.fromkeys(mutant.module for mutant in self.mutants))
         self.tests = {name: [test for test in quick_first if is_test_of(name, test.nodeid)] for name in modules}
         gc.freeze()  # a fork's garbage collector leaves alone what is here, so that the memory stays shared
@@ -135,6 +135,11 @@ class Runner:
         """End this process, a fork, at the first test that fails."""
         if self.tests:  # else this is no fork yet, and what failed is a file that can't be collected
             os._exit(1)
+
+
+def slowness(test: Any) -> tuple[bool, bool]:
+    """Return what to sort tests by: those that Hypothesis repeats come last, and of these the gradient checks."""
+    return getattr(test.obj, "is_hypothesis_test", False), "gradients" in test.name
 
 
 def fate_of(mutant: Mutant, status: int) -> str:

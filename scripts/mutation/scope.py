@@ -4,34 +4,44 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = {path.stem: path for path in sorted((ROOT / "numpygpt" / "layers").glob("[a-z]*.py"))}
-MODULES |= {name: ROOT / "numpygpt" / f"{name}.py" for name in ("model", "special", "optim", "einsum")}
+OTHERS = "model", "special", "optim", "einsum", "replica", "train"
+MODULES |= {name: ROOT / "numpygpt" / f"{name}.py" for name in OTHERS}
 
 # In every module the functions of one name, and in some what they compute with.
 BACKWARD = {name: {"backward"} for name in MODULES} | {
     "attention": {"backward", "split_heads", "merge_heads", "fold", "unfold"},
-    "position": {"backward", "rotate", "pairs"},
+    "position": {"backward", "rotate"},
     "special": {"normal_pdf", "normal_cdf"},
-    "optim": {"step", "update", "pieces", "clip_grad_norm", "finite_squared_norm", "cosine_schedule"},
+    "optim": {"pieces", "cut", "squared_norm", "grad_norm", "clip_grad_norm", "cosine_schedule"}
+    | {"zero_grad", "step", "update"},  # of Adam
+    "replica": {"begin", "wait", "end", "break_off", "__iadd__", "__getitem__"},
+    "train": {"add_gradients"},
 }
 FORWARD = {name: {"forward"} for name in MODULES} | {
     "activation": {"forward", "sigmoid"},
-    "attention": {"forward", "check_mask"},
+    "attention": {"forward", "check_mask", "whole", "causal_blocks"},
     "position": {"forward", "check_positions"},
+    "softmax": {"forward", "exponentials"},
     "einsum": {"spell_out", "lower", "einsum"},
 }
 
-# The tests of a module are tests/test_<module>.py and tests/test_refusals.py, or instead of the second these.
+# The tests of a module are tests/test_<module>.py (or this) and tests/test_refusals.py, or instead of the second these.
+OWN_TESTS = {"replica": "threads"}
 MORE_TESTS = {"special": ["activation"], "optim": [], "einsum": []}
 MORE_TESTS |= {name: ["refusals", "device"] for name in ("cross_entropy", "dropout")}  # what NumPy alone lets pass
+MORE_TESTS |= {"replica": [], "train": ["threads"]}
 MORE_TESTS |= {name: ["refusals", "cache"] for name in ("attention", "block", "model")}
-# But not those that try many models: what they kill dies by a smaller one beside them.
+# But not those that try many models or train for long: what they kill dies by a smaller one beside them.
 SLOW = {"model": ["every_combination", "parameter_by_parameter", "dtype_of"]}
 SLOW |= {name: ["device.py::test_training"] for name in ("cross_entropy", "dropout")}
+SLOW |= {"replica": ["two_models", "same_number"]}
+SLOW |= {"train": [*SLOW["replica"], "same_seed", "learns", "each_evaluation", "memory"]}
 
 
 def test_files(module: str) -> list[str]:
     """Return the files that test a module."""
-    return [f"tests/test_{name}.py" for name in (module, *MORE_TESTS.get(module, ["refusals"]))]
+    own = OWN_TESTS.get(module, module)
+    return [f"tests/test_{name}.py" for name in (own, *MORE_TESTS.get(module, ["refusals"]))]
 
 
 def is_test_of(module: str, test: str) -> bool:
