@@ -85,6 +85,7 @@ def one_blas_thread() -> Iterator[None]:
     global _users, _limit
     with _lock:
         if _users == 0:
+            _take_control()
             _limit = _controller().limit(limits=1, user_api="blas")
         _users += 1
     try:
@@ -93,7 +94,15 @@ def one_blas_thread() -> Iterator[None]:
         with _lock:
             _users -= 1
             if _users == 0:
+                _take_control()
                 _limit.restore_original_limits()
+
+
+def _take_control() -> None:
+    """Let this thread change BLAS's limit: threadpoolctl (from 3.8) lets only the one that did so first."""
+    for library in _controller().lib_controllers:
+        if hasattr(library, "clear_controlling_thread"):
+            library.clear_controlling_thread(force=True)
 
 
 @functools.cache

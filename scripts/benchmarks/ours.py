@@ -1,5 +1,6 @@
 """A step of numpygpt, as its trainer makes it."""
 
+import contextlib
 from collections.abc import Callable
 
 from benchmarks.sizes import BETAS, CLIP, LR, WEIGHT_DECAY, Size, Weights, batches
@@ -28,6 +29,12 @@ def make_trainer(size: Size, weights: Weights, threads: int) -> Trainer:
 
 def make_step(size: Size, weights: Weights, threads: int) -> Callable[[], float]:
     """Return a function that makes one step and returns its loss."""
-    one_blas_thread().__enter__()  # for as long as this process lives, as Trainer.run does for a run
     trainer, data = make_trainer(size, weights, threads), batches(size)
-    return lambda: trainer.update(*next(data))["loss"]
+    stack = contextlib.ExitStack()
+    stack.enter_context(one_blas_thread())  # as Trainer.run does for a whole run
+
+    def step() -> float:
+        assert stack  # which would end with the last that knows it
+        return trainer.update(*next(data))["loss"]
+
+    return step
