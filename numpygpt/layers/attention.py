@@ -90,8 +90,9 @@ class ScaledDotProductAttention(Module):
     looked at it. With a causal mask, $\bar k_s$ and $\bar v_s$ gather from queries $t \ge s$ only: the arrow of
     forward, reversed.
 
-    Each row $t$ of (1) to (9) stands for itself. So if attention is causal, queries are taken in blocks, and a block
-    meets only the keys up to its end: nearly half of the work is never done.
+    Each row $t$ of (1) to (4) and (6) to (9) stands for itself, and (5) and (10) are sums over rows. So if attention is
+    causal, queries are taken in blocks, and a block meets only the keys up to its end: nearly half of the work is never
+    done.
     """
 
     def forward(
