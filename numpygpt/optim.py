@@ -10,12 +10,9 @@ from numpygpt.array import Array, check_not_negative
 from numpygpt.module import Parameter, Span, spans
 
 PIECE = 2**16  # elements of a vector worked on at once, so that a step's temporary arrays stay in the cache
-Share = Callable[[Callable[[Any], Any], list[Any]], list[Any]]  # like one_by_one; Team.share deals out to threads
-
-
-def one_by_one(function: Callable[[Any], Any], items: list[Any]) -> list[Any]:
-    """Return [function(item) for item in items]."""
-    return [function(item) for item in items]
+Share = tuple[int, int]  # (i, n): of all pieces the i-th, the (i + n)-th and so on
+WHOLE = (0, 1)
+SETTINGS = ("lr", "betas", "eps", "weight_decay", "t")  # of a step, besides its arrays
 
 
 def pieces(vectors: Iterable[Span]) -> list[Span]:
@@ -27,23 +24,23 @@ def pieces(vectors: Iterable[Span]) -> list[Span]:
     ]
 
 
-def cut(vector: Array) -> list[Array]:
-    """Cut an array as its span is cut."""
-    return [vector[start : start + PIECE] for start in range(0, len(vector), PIECE)]
+def cut(vectors: Iterable[Array]) -> list[Array]:
+    """Cut arrays as their spans are cut."""
+    return [vector[start : start + PIECE] for vector in vectors for start in range(0, len(vector), PIECE)]
 
 
-def squared_norm(vector: Span) -> float:
-    """Return the sum of the squared gradients: infinite by overflow, or NaN, if need be."""
+def squares(vectors: list[Span], share: Share = WHOLE) -> list[float]:
+    """Return the sum of the squared gradients of each piece in a share: infinite by overflow, or NaN, if need be."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.dot(vector.grad, vector.grad))
+        return [float(np.dot(piece.grad, piece.grad)) for piece in pieces(vectors)[share[0] :: share[1]]]
 
 
-def grad_norm(vectors: list[Span], share: Share = one_by_one) -> float:
-    """Return the norm of all gradients together, as clip_grad_norm says.
+def grad_norm(vectors: list[Span], squares: list[float]) -> float:
+    """Return the norm of all gradients together, as clip_grad_norm says, from the sums of their squares.
 
     Raises FloatingPointError that names the parameter if a gradient isn't finite.
     """
-    norm = math.sqrt(sum(share(squared_norm, pieces(vectors))))
+    norm = math.sqrt(sum(sorted(squares)))  # an order that doesn't depend on how they were shared
     if 1e-12 < norm < math.inf:
         return norm
     for p in (p for span in vectors for p in span.buffer.parameters if span.start <= p.offset < span.stop):
@@ -75,7 +72,7 @@ def clip_grad_norm(parameters: Iterable[Parameter], max_norm: float) -> float:
     if not max_norm > 0:
         raise ValueError(f"max_norm must be positive, not {max_norm!r}")
     vectors = spans(parameters)
-    norm = grad_norm(vectors)  # (1)
+    norm = grad_norm(vectors, squares(vectors))  # (1)
     if norm > max_norm:
         for span in vectors:
             grad = span.grad
@@ -149,35 +146,47 @@ class Adam:
         self.m = [np.zeros_like(span.value) for span in self.spans]
         self.v = [np.zeros_like(span.value) for span in self.spans]
 
+    def convert(self, function: Callable[[Array], Array]) -> None:
+        """Replace the moments by `function` of them."""
+        self.m, self.v = ([function(vector) for vector in vectors] for vectors in (self.m, self.v))
+
     def zero_grad(self) -> None:
         """Set every gradient to zero."""
         for span in self.spans:
             span.grad[...] = 0
 
-    def step(self, max_norm: float = math.inf, share: Share = one_by_one) -> float:
+    def step(self, max_norm: float = math.inf, deal: Callable[..., list[Any]] | None = None) -> float:
         """Update every parameter as if clip_grad_norm had clipped its gradient; return the norm there was.
 
-        The gradients themselves stay. `share` may deal out the work to threads; the result is the same.
+        The gradients themselves stay. `deal(method, *args)` may have the named method of this optimiser, or of copies
+        that share its arrays, called for each of n shares, (0, n) to (n - 1, n), and return the list of what that
+        returns; the result is the same.
         """
         check_not_negative(lr=self.lr)
         moved = any(type(m) is not type(span.value) for span, m in zip(self.spans, self.m, strict=True))
         if moved or spans(self.parameters) != self.spans:
             raise TypeError("the parameters were moved after this optimiser was made; make a new one")
-        norm = grad_norm(self.spans, share)
+        deal = deal or (lambda method, *args: [getattr(self, method)(WHOLE, *args)])
+        norm = grad_norm(self.spans, [square for squares in deal("squares") for square in squares])
         scale = max_norm / norm if norm > max_norm else 1.0
         largest = math.sqrt(float(np.finfo(self.spans[0].value.dtype).max))
         if scale * norm > largest:  # v would be infinite, and a weight never move again
             raise FloatingPointError("the squares of the gradients overflow; nothing was changed, clip them first")
         self.t += 1
+        deal("update_share", {name: vars(self)[name] for name in SETTINGS}, scale)
+        return norm
 
-        def update(piece: tuple[Span, Array, Array]) -> None:
-            span, m, v = piece
+    def squares(self, share: Share) -> list[float]:
+        """Return the sums of squared gradients of a share of the pieces."""
+        return squares(self.spans, share)
+
+    def update_share(self, share: Share, settings: dict[str, Any], scale: float) -> None:
+        """Update a share of the pieces, with gradients times `scale` and the settings of whoever calls for it."""
+        vars(self).update(settings)
+        i, n = share
+        for span, m, v in list(zip(pieces(self.spans), cut(self.m), cut(self.v), strict=True))[i::n]:
             decay = self.weight_decay if span.decays else 0.0
             self.update(span.value, scale * span.grad if scale != 1 else span.grad, m, v, decay)
-
-        m, v = ([part for vector in vectors for part in cut(vector)] for vectors in (self.m, self.v))
-        share(update, list(zip(pieces(self.spans), m, v, strict=True)))
-        return norm
 
     def update(self, p: Array, g: Array, m: Array, v: Array, decay: float) -> None:
         """Update one piece in place, the gradient excepted."""

@@ -1,64 +1,76 @@
-"""Copies of a model, one for each thread, that share its weights and add into its gradient.
+"""Copies of a model, one for each worker, that share its weights and add into its gradient.
 
 A replica keeps what its own backward needs, and so runs beside the others. All add into one gradient, each parameter's
-in turn: replica 0, then 1, and so on. So the sums are formed in the same order, to the same bits, however the threads
+in turn: replica 0, then 1, and so on. So the sums are formed in the same order, to the same bits, however the workers
 run; nobody waits long, since all do the same work; and there is no second gradient, nor a pass to sum it up.
 """
 
 import copy
-import threading
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
 
+from numpygpt import forks
 from numpygpt.array import Array
+from numpygpt.forks import Forks
+from numpygpt.layers.cross_entropy import CrossEntropy
 from numpygpt.layers.dropout import Dropout
 from numpygpt.model import TransformerLM
-from numpygpt.threads import BrokenOff, Team
+from numpygpt.module import evaluating
+from numpygpt.optim import Adam
+from numpygpt.threads import BrokenOff, Threads
+
+QUIET: Any = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}  # what isn't finite is refused by name
+PATIENCE = 0.1  # seconds between two looks whether what one waits for will never come
 
 
 class Turns:
-    """Whose turn it is to add to a parameter's gradient."""
+    """Whose turn it is to add to a parameter's gradient: a gate before each replica, for each parameter."""
 
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.begin(1)
+    def __init__(self, parameters: int, replicas: int, semaphore: Callable[[int], Any], event: Callable[[], Any]):
+        # A semaphore is a count of those who may pass: 1 before the first replica, 0 before the others.
+        self.gates = [[semaphore(number == 0) for number in range(replicas)] for _ in range(parameters)]
+        self.broken = event()
+        self.taking_part = 0
 
-    def begin(self, replicas: int) -> None:
-        """Begin a round of so many replicas; of 0, nobody has to wait."""
-        self.replicas, self.next, self.broken = replicas, 0, False
+    def begin(self, taking_part: int) -> None:
+        """Begin a round of the first so many replicas; of 0, nobody has to wait. Earlier rounds have ended."""
+        self.taking_part = taking_part
 
-    def wait(self, number: int) -> None:
+    def wait(self, parameter: int, number: int) -> None:
         """Return when it is replica `number`'s turn; BrokenOff if the round was broken off."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.next == number or self.broken or not self.replicas)
-            if self.broken:
+        while self.taking_part and not self.gates[parameter][number].acquire(timeout=PATIENCE):
+            if self.broken.is_set():
                 raise BrokenOff
 
-    def end(self) -> None:
-        """Let the next replica have its turn."""
-        with self.changed:
-            self.next = (self.next + 1) % max(self.replicas, 1)
-            self.changed.notify_all()
+    def end(self, parameter: int, number: int) -> None:
+        """Let the next replica have its turn, after the last one the first again."""
+        if self.taking_part:
+            self.gates[parameter][(number + 1) % self.taking_part].release()
 
-    def break_off(self) -> None:
-        """Let nobody wait any longer: one that had its turn to come has failed."""
-        with self.changed:
-            self.broken = True
-            self.changed.notify_all()
+    def mend(self) -> None:
+        """Put all gates as they were, if the round before was broken off."""
+        if self.broken.is_set():
+            for gates in self.gates:
+                for gate in gates:
+                    while gate.acquire(timeout=0):
+                        pass
+                gates[0].release()
+            self.broken.clear()
 
 
 class SharedGradient:
     """What a layer of a replica finds in `parameter.grad`: `+=` waits for its turn and adds to the model's gradient."""
 
-    def __init__(self, grad: Array, turns: Turns, number: int):
-        self.grad, self.turns, self.number = grad, turns, number
+    def __init__(self, grad: Array, turns: Turns, parameter: int, number: int):
+        self.grad, self.turns, self.place = grad, turns, (parameter, number)
 
     def __iadd__(self, summand: Array) -> Self:
-        self.turns.wait(self.number)
+        self.turns.wait(*self.place)
         self.grad += summand
-        self.turns.end()
+        self.turns.end(*self.place)
         return self
 
     def __getitem__(self, rows: Array) -> "SharedRows":
@@ -75,54 +87,115 @@ class SharedRows:
         self.shared, self.rows = shared, rows
 
     def __iadd__(self, summand: Array) -> Self:
-        self.shared.turns.wait(self.shared.number)
+        self.shared.turns.wait(*self.shared.place)
         self.shared.grad[self.rows] += summand
-        self.shared.turns.end()
+        self.shared.turns.end(*self.shared.place)
         return self
 
 
-class Replicas:
-    """So many replicas of a model, each run in a thread of its own. Of one, the model itself is the replica."""
+class Replica:
+    """A worker: a replica of the model, and what it does for a trainer."""
 
-    def __init__(self, model: TransformerLM, count: int):
-        self.team = Team(count)
-        self.turns = [Turns() for _ in model.parameters()]
-        self.models = [model] if count == 1 else [self._copy(model, number) for number in range(count)]
-        if count > 1:
-            dropouts = [[m for m in replica.modules() if isinstance(m, Dropout)] for replica in [model, *self.models]]
+    def __init__(self, model: TransformerLM, optimizer: Adam, number: int, turns: Turns):
+        self.model, self.optimizer, self.number, self.turns = model, optimizer, number, turns
+        dropouts = [(name, m) for name, m in model.named_modules() if isinstance(m, Dropout) and m.p]
+        self.generators = {f"{number}.{name}": dropout.rng for name, dropout in dropouts}  # of random numbers
+
+    def train(self) -> None:
+        """Let the model train."""
+        self.model.train()
+
+    def add_gradients(
+        self, taking_part: int, loss: CrossEntropy, weight: float, inputs: Array, targets: Array
+    ) -> float:
+        """Forward and backward of a part of a batch: return `weight` times its loss, its gradients added.
+
+        The first replicas do this at once, as many as are `taking_part`; of 0, this one alone. Raises
+        FloatingPointError if the loss isn't finite.
+        """
+        self.turns.begin(taking_part)
+        try:
+            inputs, targets = self.to_device(inputs, targets)
+            with np.errstate(**QUIET):
+                part_loss = loss.forward(self.model.forward(inputs), targets)
+                if not math.isfinite(part_loss):
+                    raise FloatingPointError(f"the loss is {part_loss}")
+                self.model.backward(loss.backward(weight))
+            return weight * part_loss
+        except BaseException:
+            self.turns.broken.set()
+            raise
+
+    def evaluate(self, loss: CrossEntropy, inputs: Array, targets: Array) -> float:
+        """Return the mean loss of a part of the text."""
+        inputs, targets = self.to_device(inputs, targets)
+        with evaluating([*self.model.modules(), loss]), np.errstate(**QUIET):
+            return loss.forward(self.model.forward(inputs), targets)
+
+    def optimize(self, method: str, replicas: int, *args: Any) -> Any:
+        """Do this worker's share of a step of the optimiser (see Adam.step)."""
+        return getattr(self.optimizer, method)((self.number, replicas), *args)
+
+    def generator_states(self) -> dict[str, Any]:
+        """Return the state of every generator."""
+        return {name: generator.bit_generator.state for name, generator in self.generators.items()}
+
+    def set_generator_states(self, states: dict[str, Any]) -> None:
+        """Bring every generator back to a state it was in."""
+        for name, generator in self.generators.items():
+            generator.bit_generator.state = states[name]
+
+    def to_device(self, *arrays: Array) -> list[Array]:
+        """Copy arrays to where the model is."""
+        return [np.asarray(array, like=self.model.flat.value) for array in arrays]
+
+
+class Replicas:
+    """So many replicas of a model, each run by a worker of its own. Of one, the model itself is the replica."""
+
+    def __init__(self, model: TransformerLM, optimizer: Adam, count: int):
+        parallel = count > 1
+        team = Forks if parallel and forks.pay() else Threads
+        if team is Forks:
+            model.flat.convert(forks.shared)
+            optimizer.convert(forks.shared)
+        self.turns = Turns(len(model.parameters()), count, team.semaphore, team.event)
+        models = [self._copy(model, number) for number in range(count)] if parallel else [model]
+        if parallel:
+            dropouts = [[m for m in replica.modules() if isinstance(m, Dropout)] for replica in [model, *models]]
             for original, *copies in zip(*dropouts, strict=True):
                 for dropout, rng in zip(copies, original.rng.spawn(count), strict=True):
                     dropout.rng = rng
+        self.workers = [Replica(replica, optimizer, number, self.turns) for number, replica in enumerate(models)]
+        self.team = team(self.workers)
 
     def _copy(self, model: TransformerLM, number: int) -> TransformerLM:
         shared = [model.flat.value, model.flat.grad]
         for module in model.modules():
             shared += [item for item in vars(module).values() if isinstance(item, np.ndarray)]  # tables
         replica = copy.deepcopy(model, {id(array): array for array in shared})
-        for p, turns in zip(replica.parameters(), self.turns, strict=True):
-            p._grad = SharedGradient(p.grad, turns, number)
+        for i, p in enumerate(replica.parameters()):
+            p._grad = SharedGradient(p.grad, self.turns, i, number)
         for module in replica.modules():
             del module.saved
         return replica
 
-    def run(self, function: Callable[..., Any], parts: Iterable[tuple], at_once: bool = True) -> list[Any]:
-        """Return [function(replica, *part) for replica, part in zip(replicas, parts)], for at most as many parts.
+    @property
+    def models(self) -> list[TransformerLM]:
+        """The replicas, as they are in this process."""
+        return [worker.model for worker in self.workers]
 
-        Each in a thread, or one after the other. An error is raised when all have ended. Each call that runs a backward
-        runs one, or all run as many.
+    def call(self, method: str, parts: Sequence[tuple], at_once: bool = True) -> list[Any]:
+        """Return [replica.method(*part)] for the first replicas, as many as there are parts, all at once.
+
+        An error is raised when all have ended. Or not at once: one after the other, all in this thread.
         """
-        parts = list(parts)
-        for turns in self.turns:
-            turns.begin(len(parts) if at_once else 0)
-        if not at_once:
-            return [function(model, *part) for model, part in zip(self.models, parts, strict=False)]
+        self.turns.mend()
+        if at_once:
+            return self.team.call(method, parts)
+        return [getattr(worker, method)(*part) for worker, part in zip(self.workers, parts, strict=False)]
 
-        def call(model: TransformerLM, part: tuple) -> Any:
-            try:
-                return function(model, *part)
-            except BaseException:
-                for turns in self.turns:
-                    turns.break_off()
-                raise
-
-        return self.team.map(call, self.models[: len(parts)], parts)
+    def deal(self, method: str, *args: Any) -> list[Any]:
+        """Have every worker do its share of a step of the optimiser (see Adam.step)."""
+        replicas = len(self.workers)
+        return self.call("optimize", [(method, replicas, *args)] * replicas)

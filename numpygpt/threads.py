@@ -1,7 +1,7 @@
-"""All cores for one step: Python threads that each work on a part of it.
+"""All cores for one step: threads, each with a worker of its own.
 
 NumPy lets go of the interpreter's lock while it computes, so that threads compute at the same time. Split is the batch,
-not the single operation, which is too short to be shared: every thread runs the whole model on its sequences, and BLAS,
+not the single operation, which is too short to be shared: every worker runs the whole model on its sequences, and BLAS,
 which would split each product among threads of its own, is held to one.
 """
 
@@ -9,7 +9,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -35,22 +35,29 @@ def _quotas() -> Iterator[int]:
 
 
 class BrokenOff(RuntimeError):
-    """A thread had to give up waiting, since another of its team has failed."""
+    """A worker had to give up waiting, since another of its team has failed."""
 
 
-class Team:
-    """Threads that run a function on several things at once: the caller's, and `size` - 1 more."""
+def first_error(errors: Sequence[BaseException | None]) -> BaseException | None:
+    """Return the first that isn't a BrokenOff; one of these if there is no other."""
+    return next(iter(sorted(filter(None, errors), key=lambda error: isinstance(error, BrokenOff))), None)
 
-    def __init__(self, size: int):
-        self.size = size
-        self._pool = ThreadPoolExecutor(size - 1, "numpygpt") if size > 1 else None
 
-    def map(self, function: Callable[..., Any], *arguments: Iterable[Any]) -> list[Any]:
-        """Return [function(a, b, ...) for a, b, ... in zip(*arguments)], at most `size` of them, each in a thread.
+class Threads:
+    """A team of workers, each with a thread: the first has the caller's."""
+
+    semaphore, event = staticmethod(threading.Semaphore), staticmethod(threading.Event)
+
+    def __init__(self, workers: Sequence[Any]):
+        self.workers = workers
+        self._pool = ThreadPoolExecutor(len(workers) - 1, "numpygpt") if len(workers) > 1 else None
+
+    def call(self, method: str, parts: Sequence[tuple]) -> list[Any]:
+        """Return [worker.method(*part)] for the first workers, as many as there are parts, all at once.
 
         When all have ended, an error is raised here: of several, the first that isn't a BrokenOff.
         """
-        calls = [functools.partial(function, *args) for args in zip(*arguments, strict=True)]
+        calls = [functools.partial(getattr(w, method), *part) for w, part in zip(self.workers, parts, strict=False)]
         with one_blas_thread():
             futures = [self._pool.submit(call) for call in calls[1:]] if self._pool else []
             here: Future[Any] = Future()
@@ -59,19 +66,9 @@ class Team:
             except BaseException as error:
                 here.set_exception(error)
             wait(futures)
-        errors = [future.exception() for future in [here, *futures]]
-        for first in sorted(filter(None, errors), key=lambda error: isinstance(error, BrokenOff)):
-            raise first
+        if failed := first_error([future.exception() for future in [here, *futures]]):
+            raise failed
         return [future.result() for future in [here, *futures]]
-
-    def share(self, function: Callable[[Any], Any], items: list[Any]) -> list[Any]:
-        """Return [function(item) for item in items], the items dealt out to the threads."""
-
-        def deal(first: int) -> list[Any]:
-            return [function(item) for item in items[first :: self.size]]
-
-        hands = self.map(deal, range(self.size))
-        return [hands[i % self.size][i // self.size] for i in range(len(items))]
 
 
 _lock = threading.Lock()

@@ -14,15 +14,11 @@ from numpygpt.array import Array, check_not_negative, check_positive
 from numpygpt.data import Ids, random_batch, sequential_batches
 from numpygpt.finite import first_not_finite
 from numpygpt.layers.cross_entropy import CrossEntropy
-from numpygpt.layers.dropout import Dropout
 from numpygpt.model import TransformerLM
-from numpygpt.module import evaluating
 from numpygpt.optim import AdamW, cosine_schedule
 from numpygpt.progress import Progress, stop_between_steps
 from numpygpt.replica import Replicas
 from numpygpt.threads import one_blas_thread, usable_cores
-
-QUIET: Any = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}  # what isn't finite is refused by name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,12 +102,7 @@ class Trainer:
             model.parameters(), config.lr, (config.beta1, config.beta2), weight_decay=config.weight_decay
         )
         self.rng = np.random.default_rng(config.seed)
-        self.replicas = Replicas(model, self.threads)
-        self.generators = {"batches": self.rng}  # all that training draws from
-        for number, replica in enumerate(self.replicas.models):
-            for name, module in replica.named_modules():
-                if isinstance(module, Dropout):
-                    self.generators[f"{number}.{name}"] = module.rng
+        self.replicas = Replicas(model, self.optimizer, self.threads)
         self.step = 0
         self.best_loss, self.best_step = math.inf, 0
         self.unevaluated: dict[str, Any] | None = None  # metrics of a step whose evaluation was broken off
@@ -133,8 +124,7 @@ class Trainer:
         if self.finished and self.unevaluated is None:
             return self.evaluate()
         deadline = time.monotonic() + 60 * minutes
-        for model in self.replicas.models:
-            model.train()
+        self.replicas.call("train", [()] * self.threads)
         with one_blas_thread(), stop_between_steps() as stop, Progress(self.config.steps, self.reported) as progress:
             while not stop():
                 metrics, self.unevaluated = self.unevaluated or self.timed_step(), None
@@ -189,10 +179,11 @@ class Trainer:
             self.optimizer.zero_grad()
             loss = self.add_gradients(inputs, targets)
             self.optimizer.lr = config.learning_rate(self.step)
-            grad_norm = self.optimizer.step(config.grad_clip, self.replicas.team.share)
+            grad_norm = self.optimizer.step(config.grad_clip, self.replicas.deal)
         except FloatingPointError as error:  # the weights are as before: do the same again, and watch
             self.optimizer.zero_grad()
-            self.set_generator_states(before)
+            for worker in self.replicas.workers:
+                worker.set_generator_states(before)
             first = first_not_finite(self.replicas.models, lambda: self.add_gradients(inputs, targets, at_once=False))
             reason = f"{first} is not finite, the first to be so" if first else error
             raise FloatingPointError(f"in step {self.step + 1} {reason}") from error
@@ -210,19 +201,15 @@ class Trainer:
         Dividing by the number of parts instead would be right only for parts of one size.
         """
         loss, counted = 0.0, max(self.counted(targets), 1)
-
-        def add(model: TransformerLM, x: Array, y: Array) -> float:
-            x, y = self.to_device(x, y)
-            loss, weight = copy.copy(self.loss), self.counted(y) / counted
-            with np.errstate(**QUIET):
-                part_loss = loss.forward(model.forward(x), y)
-                if not math.isfinite(part_loss):
-                    raise FloatingPointError(f"the loss is {part_loss}")
-                model.backward(loss.backward(weight))  # (1)
-            return weight * part_loss  # (1)
-
         for part in cut((inputs, targets), self.config.accumulate):
-            loss += sum(self.replicas.run(add, cut(part, self.threads), at_once))
+            parts = cut(part, self.threads)
+            taking_part = len(parts) if at_once else 0
+            losses = self.replicas.call(
+                "add_gradients",
+                [(taking_part, copy.copy(self.loss), self.counted(y) / counted, x, y) for x, y in parts],  # (1)
+                at_once,
+            )
+            loss += sum(losses)
         return loss
 
     def counted(self, targets: Array) -> int:
@@ -236,30 +223,19 @@ class Trainer:
         Raises FloatingPointError if it isn't finite, which names the step and the layer.
         """
         total, count = 0.0, 0
-
-        def add_up(model: TransformerLM, inputs: Array, targets: Array) -> float:
-            inputs, targets = self.to_device(inputs, targets)
-            loss = copy.copy(self.loss)
-            with evaluating([*model.modules(), loss]), np.errstate(**QUIET):
-                return loss.forward(model.forward(inputs), targets) * self.counted(targets)
-
         length = self.model.config.context_length
         for batch in sequential_batches(self.validation_tokens, 4 * self.config.batch_size, length):
             if stop():
                 return None
-            run = functools.partial(self.replicas.run, add_up, cut(batch, self.threads))
-            total += sum(run())
+            parts = cut(batch, self.threads)
+            run = functools.partial(self.replicas.call, "evaluate", [(copy.copy(self.loss), x, y) for x, y in parts])
+            total += sum(loss * self.counted(y) for loss, (_, y) in zip(run(), parts, strict=True))
             count += self.counted(batch[1])
             if not math.isfinite(total):
                 first = first_not_finite(self.replicas.models, functools.partial(run, at_once=False))
                 reason = f": {first} is not finite, the first to be so" if first else ""
                 raise FloatingPointError(f"the validation loss after step {self.step} is {total}{reason}")
         return total / max(count, 1)
-
-    def to_device(self, inputs: Array, targets: Array) -> tuple[Array, Array]:
-        """Copy a batch to where the model is."""
-        here = self.model.flat.value
-        return np.asarray(inputs, like=here), np.asarray(targets, like=here)
 
     def state_dict(self) -> dict[str, Any]:
         """Return, as JSON holds it, all that the next step depends on besides the weights and the moments."""
@@ -277,8 +253,7 @@ class Trainer:
         if missing := self.state_dict().keys() - state.keys():
             raise ValueError(f"the state lacks {sorted(missing)}: it was saved by another version of this program")
         step, best_loss, generators = state["step"], state["best_loss"], state["generators"]
-        if generators.keys() != self.generators.keys():
-            unlike = sorted(generators.keys() ^ self.generators.keys())
+        if unlike := sorted(generators.keys() ^ self.generator_states().keys()):
             raise ValueError(f"the state doesn't fit this model: one has generators for {unlike}, the other hasn't")
         if self.optimizer.t != step:
             raise ValueError(f"the state is that of step {step}, and the optimiser has made {self.optimizer.t}")
@@ -287,10 +262,14 @@ class Trainer:
         self.best_step, self.unevaluated = state["best_step"], state["unevaluated"]
 
     def generator_states(self) -> dict[str, Any]:
-        """Return the state of every generator."""
-        return {name: generator.bit_generator.state for name, generator in self.generators.items()}
+        """Return the state of every generator that training draws from."""
+        states = {"batches": self.rng.bit_generator.state}
+        if any(worker.generators for worker in self.replicas.workers):
+            for more in self.replicas.call("generator_states", [()] * self.threads):
+                states |= more
+        return states
 
     def set_generator_states(self, states: dict[str, Any]) -> None:
         """Bring every generator back to a state it was in."""
-        for name, generator in self.generators.items():
-            generator.bit_generator.state = states[name]
+        self.rng.bit_generator.state = states["batches"]
+        self.replicas.call("set_generator_states", [(states,)] * self.threads)

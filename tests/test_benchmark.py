@@ -5,6 +5,7 @@ What it measures is never asserted.
 
 import contextlib
 import dataclasses
+import gc
 import importlib
 import json
 import shutil
@@ -17,6 +18,8 @@ from running import SCRIPTS, run
 sys.path.insert(0, str(SCRIPTS))
 import benchmark
 from benchmarks import bound, decoding, growth, profiling, report, runner, sizes, timing
+from numpygpt import forks
+from numpygpt.forks import Forks
 from numpygpt.model import TransformerLM
 
 SLOW = [("compile", "default"), ("compile", "gpt2"), ("jax", "gpt2")]
@@ -261,3 +264,23 @@ def test_both_write_the_same_text(monkeypatch, tmp_path):
     assert written.pop("bound") == []
     assert written["numpygpt"] == written["transformers"]
     assert [len(text) for text in written["numpygpt"][0]] == [6] * 16
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what processes share")
+def test_the_memory_of_processes_is_counted_and_what_they_share_once():
+    class Writer:
+        def __init__(self):
+            self.shared = shared
+
+        def grow(self, megabytes):
+            self.shared[:] = 1
+            self.own = np.ones(megabytes * 2**17)  # of 8 bytes
+
+    shared = forks.shared(np.zeros(20 * 2**17))
+    team = Forks([Writer(), Writer(), Writer()])
+    before = timing.peak_mb()
+    team.call("grow", [(0,), (40,), (30,)])
+    assert 65 < timing.peak_mb() - before < 80
+    del team
+    gc.collect()
+    assert timing.peak_mb() < before

@@ -1,5 +1,6 @@
 """Adam, AdamW, clipping and the schedule, against their formulas."""
 
+import copy
 import math
 
 import numpy as np
@@ -173,6 +174,25 @@ def test_a_step_that_clips_is_clipping_and_a_step_but_leaves_the_gradients(kind,
             assert np.array_equal(p.grad, g)
     optimizer.zero_grad()
     assert not any(p.grad.any() for p in params)
+
+
+@kinds
+@pytest.mark.parametrize("shares", [2, 3, 50])
+def test_a_step_dealt_out_is_the_same_step(kind, shares, monkeypatch):
+    monkeypatch.setattr(optim, "PIECE", 3)
+    rng, params, others = np.random.default_rng(0), parameters(np.float32, 0), parameters(np.float32, 0)
+    whole, first = (kind(ps, 0.1, weight_decay=0.3) for ps in (params, others))
+    team = [first, copy.copy(first)]  # as in another process: arrays are shared, numbers are not
+
+    def deal(method, *args):
+        return [getattr(team[i % 2], method)((i, shares), *args) for i in range(shares)]
+
+    for lr in (0.1, 0.05):
+        for p, q in zip(params, others, strict=True):
+            p.grad = q.grad = rng.standard_normal(p.shape).astype(np.float32)
+        whole.lr = first.lr = lr  # and not the copy's, which is told
+        assert first.step(1.0, deal) == whole.step(1.0)
+    assert all(np.array_equal(p.value, q.value) for p, q in zip(params, others, strict=True))
 
 
 @pytest.mark.filterwarnings("error")

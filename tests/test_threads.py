@@ -1,23 +1,37 @@
-"""A batch shared by threads: the gradients of one, the same bits at every run, and errors that come out."""
+"""A batch shared by threads or processes: the gradients of one, the same bits at every run; errors come out."""
 
 import functools
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from threadpoolctl import threadpool_info
 
-from numpygpt import threads
+from numpygpt import forks, threads
 from numpygpt.config import TransformerConfig
+from numpygpt.forks import Forks, WorkerLost
+from numpygpt.layers.feedforward import GLU
 from numpygpt.model import TransformerLM
-from numpygpt.replica import SharedGradient, Turns
-from numpygpt.threads import BrokenOff, Team, one_blas_thread, usable_cores
+from numpygpt.replica import Replica, SharedGradient, Turns
+from numpygpt.threads import BrokenOff, Threads, one_blas_thread, usable_cores
 from numpygpt.train import TrainConfig, Trainer
 
 TOKENS = np.random.default_rng(0).integers(0, 7, 300)
+TEAMS = [Threads, pytest.param(Forks, marks=pytest.mark.skipif(not forks.pay(), reason="there are no forks here"))]
+
+
+@pytest.fixture(params=TEAMS)
+def team(request, monkeypatch):
+    """Let trainers use the one kind of team or the other."""
+    monkeypatch.setattr(forks, "pay", lambda: request.param is Forks)
+    return request.param
 
 
 def make_trainer(count, dtype=np.float64, train=None, **config):
@@ -56,35 +70,167 @@ def test_the_cores_are_those_of_the_affinity_and_of_the_quota(files, cores, tmp_
     assert usable_cores() == cores
 
 
-@given(st.integers(1, 5), st.integers(0, 12))
-def test_work_that_is_shared_comes_back_in_order(size, items):
-    assert Team(size).share(lambda i: i * i, list(range(items))) == [i * i for i in range(items)]
+class Worker:
+    """One of a team, for a test."""
 
+    def __init__(self, number, barrier=None, failing=()):
+        self.number, self.barrier, self.failing, self.calls = number, barrier, failing, 0
 
-def test_each_part_has_a_thread_of_its_own():
-    barrier = threading.Barrier(3)  # passed by three threads at once, or by none
+    def meet(self, x):
+        self.barrier.wait(timeout=30)  # passed by all at once, or by none
+        return self.number, x, self.where()
 
-    def work(i):
-        barrier.wait(timeout=30)
-        return i
-
-    assert Team(3).map(work, range(3)) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("failing", [{0}, {2}, {1, 2}])
-def test_an_error_in_a_thread_comes_out_when_all_have_ended(failing):
-    ended = []
-
-    def work(i):
-        if i in failing:
-            raise ValueError(f"no {i}")
+    def work(self):
+        if self.number in self.failing:
+            raise ValueError(f"no {self.number}")
         time.sleep(0.05)
-        ended.append(i)
         raise BrokenOff  # as one that waited for the failing ones: never the error that comes out
 
-    with pytest.raises(ValueError, match=f"no {min(failing)}"):
-        Team(3).map(work, range(3))
-    assert set(ended) == {0, 1, 2} - failing
+    def count(self):
+        self.calls += 1
+        return self.calls
+
+    def be_picky(self):
+        if self.number:
+            raise Picky("this", "that")
+
+    def where(self):
+        return os.getpid(), threading.get_ident(), blas_threads()
+
+
+@pytest.mark.parametrize("kind", TEAMS)
+def test_each_worker_works_at_once_with_the_others_and_answers_in_order(kind):
+    barrier = multiprocessing.get_context("fork").Barrier(3) if kind is Forks else threading.Barrier(3)
+    team = kind([Worker(i, barrier) for i in range(3)])
+    for x in range(3):
+        answers = team.call("meet", [(x,), (x + 1,), (x + 2,)])
+        assert [answer[:2] for answer in answers] == [(0, x), (1, x + 1), (2, x + 2)]
+    places = [place for *_, place in answers]
+    assert places[0][:2] == (os.getpid(), threading.get_ident())
+    assert len({place[:2] for place in places}) == 3
+    assert all(blas <= {1} for *_, blas in places)
+
+
+@pytest.mark.parametrize("kind", TEAMS)
+def test_fewer_parts_than_workers_go_to_the_first(kind):
+    team = kind([Worker(i) for i in range(3)])
+    assert [team.call("count", [()] * n) for n in (1, 3, 2)] == [[1], [2, 1, 1], [3, 2]]
+
+
+@pytest.mark.parametrize("kind", TEAMS)
+@pytest.mark.parametrize("failing", [{0}, {2}, {1, 2}])
+def test_an_error_of_a_worker_comes_out_when_all_have_ended(kind, failing):
+    team = kind([Worker(i, failing=failing) for i in range(3)])
+    for _ in range(2):  # and the team is as good as before
+        with pytest.raises(ValueError, match=f"no {min(failing)}"):
+            team.call("work", [()] * 3)
+    assert team.call("count", [()] * 3) == [1] * 3
+
+
+class Picky(Exception):
+    """An error that can't be made again from its own arguments."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+@pytest.mark.skipif(not forks.pay(), reason="there are no forks here")
+def test_an_error_in_a_process_keeps_its_traceback_in_a_note_and_one_that_cannot_travel_its_name():
+    team = Forks([Worker(0, failing={1}), Worker(1, failing={1})])
+    with pytest.raises(ValueError, match="no 1") as caught:
+        team.call("work", [()] * 2)
+    assert "in work" in caught.value.__notes__[0]
+    with pytest.raises(RuntimeError, match="Picky: this and that") as caught:
+        team.call("be_picky", [()] * 2)
+    assert "in be_picky" in caught.value.__notes__[0]
+
+
+@pytest.mark.skipif(not forks.pay(), reason="there are no forks here")
+def test_a_process_that_is_ended_from_outside_is_said_to_be_gone():
+    team = Forks([Worker(0), Worker(1)])
+    pid = team.call("where", [()] * 2)[1][0]
+    os.kill(pid, signal.SIGTERM)  # which it leaves to the first process
+    assert team.call("where", [()] * 2)[1][0] == pid
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerLost, match="ended from outside"):
+        team.call("count", [()] * 2)
+    with pytest.raises(WorkerLost, match="make a new trainer"):
+        team.call("count", [()] * 2)
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not forks.pay(), reason="there are no forks here")
+def test_the_processes_end_with_their_team():
+    team = Forks([Worker(0), Worker(1), Worker(2)])
+    pids = [pid for pid, *_ in team.call("where", [()] * 3)][1:]
+    assert all(map(alive, pids))
+    del team
+    gc.collect()
+    assert not any(map(alive, pids))
+
+
+HOLDER = """
+import os, time
+from numpygpt.forks import Forks
+class Worker:
+    def pid(self): return os.getpid()
+    def sleep(self): time.sleep(60)
+teams = [Forks([Worker(), Worker()]) for _ in range(2)]
+print(*(team.call("pid", [()] * 2)[1] for team in teams), flush=True)
+{end}
+"""
+
+
+@pytest.mark.skipif(not forks.pay(), reason="there are no forks here")
+@pytest.mark.parametrize("end", ["", "raise KeyError", "os.kill(os.getpid(), 9)", "os._exit(3)"])
+def test_the_processes_end_with_the_first_however_it_ends(end):
+    program = subprocess.run([sys.executable, "-c", HOLDER.format(end=end)], capture_output=True, text=True, timeout=60)
+    pids = [int(pid) for pid in program.stdout.split()]  # all there is: the pipe of the output is closed by all
+    assert len(pids) == 2
+    deadline = time.monotonic() + 20
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(map(alive, pids))
+
+
+@pytest.mark.skipif(not forks.pay(), reason="there are no forks here")
+def test_a_call_that_is_given_up_ends_the_team(monkeypatch):
+    team = Forks([Worker(0), Worker(1)])
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(forks, "_try", interrupt)  # as if Ctrl-C came between two lines
+        with pytest.raises(KeyboardInterrupt):
+            team.call("count", [()] * 2)
+    with pytest.raises(WorkerLost, match="make a new trainer"):
+        team.call("count", [()] * 2)
+
+
+@pytest.mark.skipif(not forks.pay(), reason="there are no forks here")
+def test_shared_memory_is_one_in_all_processes_and_other_memory_is_not():
+    class Writer:
+        def __init__(self, ours, own):
+            self.ours, self.own = ours, own
+
+        def write(self, i):
+            self.ours[i] = self.own[i] = i
+
+    given = np.full((2, 2), 7, np.float32)
+    ours, own = forks.shared(given), given.copy()
+    assert ours.dtype == np.float32 and np.array_equal(ours, given)
+    Forks([Writer(ours, own), Writer(ours, own)]).call("write", [(0,), (1,)])
+    assert ours.tolist() == [[0, 0], [1, 1]]
+    assert own.tolist() == [[0, 0], [7, 7]]
+    assert forks.shared(np.zeros((0, 3))).shape == (0, 3)
 
 
 def blas_threads():
@@ -126,50 +272,57 @@ def in_threads(*functions):
         assert not runner.is_alive()
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_the_replicas_have_their_turns_in_order(replicas):
-    turns, order = Turns(), []
+def make_turns(replicas):
+    turns = Turns(2, 3, threading.Semaphore, threading.Event)
     turns.begin(replicas)
+    return turns
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_the_replicas_have_their_turns_at_each_parameter_in_order(replicas):
+    turns, order = make_turns(replicas), []
 
     def take(number):
-        for _ in range(2):
-            turns.wait(number)
-            order.append(number)
-            turns.end()
+        for parameter in (1, 0, 1):  # a tied one comes twice
+            turns.wait(parameter, number)
+            order.append((parameter, number))
+            turns.end(parameter, number)
 
     in_threads(*(functools.partial(take, number) for number in range(replicas)))
-    assert order == [*range(replicas)] * 2
+    for parameter in (0, 1):
+        assert [n for p, n in order if p == parameter] == [*range(replicas)] * (1 + parameter)
 
 
 def test_nobody_waits_in_a_round_of_none():
-    turns = Turns()
-    turns.begin(0)
-    in_threads(functools.partial(turns.wait, 0), functools.partial(turns.wait, 5))
-    turns.end()
+    turns = make_turns(0)
+    in_threads(functools.partial(turns.wait, 1, 2))
+    turns.end(1, 2)
 
 
-def test_one_that_waits_in_a_round_broken_off_is_told():
-    turns, told = Turns(), []
-    turns.begin(2)
+def test_one_that_waits_in_a_round_broken_off_is_told_and_the_next_round_is_a_new_one():
+    turns, told = make_turns(3), []
 
     def wait():
         with pytest.raises(BrokenOff):
-            turns.wait(1)
+            turns.wait(0, 2)
         told.append(True)
 
-    in_threads(turns.break_off, wait)
+    turns.wait(1, 0)
+    turns.end(1, 0)  # and replica 1 never comes
+    in_threads(turns.broken.set, wait)
     assert told == [True]
-    turns.begin(1)
-    turns.wait(0)  # the next round is a new one
+    turns.mend()
+    assert not turns.broken.is_set()
+    assert [[gate.acquire(timeout=0) for gate in gates] for gates in turns.gates] == [[True, False, False]] * 2
+    assert not any(gate.acquire(timeout=0) for gates in turns.gates for gate in gates)
 
 
 @pytest.mark.parametrize("rows", [None, np.array([2, 0])])
 def test_what_replicas_add_to_a_shared_gradient_is_added_in_turn(rows):
-    turns, grad = Turns(), np.zeros(3)
-    turns.begin(2)
+    turns, grad = make_turns(2), np.zeros(3)
 
     def add(number):
-        shared = SharedGradient(grad, turns, number)
+        shared = SharedGradient(grad, turns, 1, number)
         for x in ([1e20, -1e20], [1.0, 1.0])[number]:
             if rows is None:
                 shared += np.full(3, x)
@@ -190,7 +343,7 @@ def test_what_replicas_add_to_a_shared_gradient_is_added_in_turn(rows):
         {"num_kv_heads": 1, "positions": "sinusoidal", "norm_position": "post"},
     ],
 )
-def test_gradients_are_those_of_one_thread(rows, count, config):
+def test_gradients_are_those_of_one_thread(team, rows, count, config):
     accumulate = {"batch_size": rows, "accumulate": min(rows, 2)}
     one, many = (make_trainer(n, train=accumulate, **config) for n in (1, count))
     for seed in range(2):  # the second adds to the first
@@ -200,7 +353,7 @@ def test_gradients_are_those_of_one_thread(rows, count, config):
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_the_same_number_of_threads_gives_the_same_bits(count):
+def test_the_same_number_of_threads_gives_the_same_bits(team, count):
     runs = [make_trainer(count, np.float32, dropout=0.3, tie_embeddings=True) for _ in range(3)]
     losses = {trainer.run() for trainer in runs}
     assert len(losses) == 1
@@ -208,23 +361,23 @@ def test_the_same_number_of_threads_gives_the_same_bits(count):
 
 
 @pytest.mark.parametrize("late", [0, 1, 2])
-def test_a_thread_that_is_late_changes_nothing(late, monkeypatch):
-    prompt, other = make_trainer(3, np.float32), make_trainer(3, np.float32)
-    model = other.replicas.models[late]
-    backward = model.backward
+def test_a_thread_that_is_late_changes_nothing(team, late, monkeypatch):
+    prompt = make_trainer(3, np.float32)
+    prompt.add_gradients(*batch(5))
+    train = Replica.add_gradients
 
-    def slow(dlogits):
-        time.sleep(0.05)
-        backward(dlogits)
+    def slow(self, *args):
+        time.sleep(0.05 * (self.number == late))
+        return train(self, *args)
 
-    monkeypatch.setattr(model, "backward", slow)
-    for trainer in (prompt, other):
-        trainer.add_gradients(*batch(5))
+    monkeypatch.setattr(Replica, "add_gradients", slow)
+    other = make_trainer(3, np.float32)
+    other.add_gradients(*batch(5))
     assert np.array_equal(prompt.model.flat.grad, other.model.flat.grad)
 
 
-def test_replicas_share_weights_tables_and_gradient_and_drop_other_features():
-    trainer = make_trainer(2, dropout=0.5)
+def test_replicas_share_weights_tables_and_gradient(team):
+    trainer = make_trainer(2)
     model, replicas = trainer.model, trainer.replicas.models
     for replica in replicas:
         assert replica is not model
@@ -232,10 +385,26 @@ def test_replicas_share_weights_tables_and_gradient_and_drop_other_features():
         assert np.shares_memory(replica.flat.grad, model.flat.grad)
         assert replica.layers[0].attn.q_rope.turn is model.layers[0].attn.q_rope.turn
     trainer.add_gradients(*batch(2))
-    masks = [[m.saved for m in replica.modules() if hasattr(m, "p")] for replica in replicas]
+    assert not any("saved" in vars(module) for module in [*model.modules(), trainer.loss])
+
+
+def test_replicas_drop_other_features(monkeypatch):
+    monkeypatch.setattr(forks, "pay", lambda: False)  # to see what each has drawn
+    trainer = make_trainer(2, dropout=0.5)
+    trainer.add_gradients(*batch(2))
+    masks = [[m.saved for m in replica.modules() if hasattr(m, "p")] for replica in trainer.replicas.models]
     assert len(masks[0]) == 5
     assert not any(np.array_equal(a, b) for a, b in zip(*masks, strict=True))
-    assert not any("saved" in vars(module) for module in [*model.modules(), trainer.loss])
+
+
+def test_threads_and_processes_give_the_same_bits(monkeypatch):
+    weights = []
+    for pay in {False, forks.pay()}:
+        monkeypatch.setattr(forks, "pay", lambda pay=pay: pay)
+        trainer = make_trainer(3, np.float32, dropout=0.3, tie_embeddings=True)
+        trainer.run()
+        weights.append(trainer.model.flat.value.tobytes())
+    assert len(set(weights)) == 1
 
 
 def test_one_replica_is_the_model_itself():
@@ -243,28 +412,32 @@ def test_one_replica_is_the_model_itself():
     assert trainer.replicas.models == [trainer.model]
 
 
-def test_a_failing_thread_lets_the_others_go_and_the_next_step_is_whole(monkeypatch):
-    trainer, whole = make_trainer(3), make_trainer(3)
-    with monkeypatch.context() as patch:
+def test_a_failing_thread_lets_the_others_go_and_the_next_step_is_whole(team, monkeypatch):
+    whole = make_trainer(3)
+    backward = GLU.backward
 
-        def fail(dy):
+    def fail(self, dy):
+        if dy.shape[0] == 1:  # the last of three parts of five sequences
             raise RuntimeError("out of paper")
+        return backward(self, dy)
 
-        patch.setattr(trainer.replicas.models[1].layers[0].ffn, "backward", fail)
+    monkeypatch.setattr(GLU, "backward", fail)
+    trainer = make_trainer(3)
+    for _ in range(2):
         with pytest.raises(RuntimeError, match="out of paper"):
             trainer.add_gradients(*batch(5))
     for each in (trainer, whole):
         each.optimizer.zero_grad()
-        each.add_gradients(*batch(5))
+        each.add_gradients(*batch(6))  # of which no part is of one sequence
     assert np.array_equal(trainer.model.flat.grad, whole.model.flat.grad)
 
 
-def test_the_validation_loss_is_that_of_one_thread():
+def test_the_validation_loss_is_that_of_one_thread(team):
     losses = [make_trainer(count, dropout=0.4).evaluate() for count in (1, 3)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-12)
 
 
-def test_two_models_train_at_once_in_one_process():
+def test_two_models_train_at_once_in_one_process(team):
     alone, together = (
         [make_trainer(2, np.float32, dropout=0.1, train={"seed": seed}) for seed in range(2)] for _ in range(2)
     )

@@ -1,9 +1,11 @@
 """One contender, timed in this process."""
 
 import importlib
+import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.sizes import Size, load_weights
@@ -59,12 +61,27 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def peak_mb() -> float:
-    """Return the most memory that this process has had so far."""
+    """Return the most memory that this process has had so far, with those it started that still run.
+
+    What they share with it (memory made to be shared, and libraries) counts once.
+    """
     if sys.platform == "linux":  # what getrusage says there begins with the parent's
-        with open("/proc/self/status", encoding="ascii") as file:
-            return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1024
+        own, *others = [memory_mb(pid) for pid in ["self", *children()]]
+        return own["VmHWM"] + sum(other["VmHWM"] - other["RssShmem"] - other["RssFile"] for other in others)
     if sys.platform == "win32":
         return float("nan")
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def memory_mb(pid: str) -> dict[str, float]:
+    """Return what Linux says of a process's memory: its peak, and of what it has now the shared and the files'."""
+    lines = [line.split() for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()]
+    return {line[0][:-1]: int(line[1]) / 1024 for line in lines if line[0] in ("VmHWM:", "RssShmem:", "RssFile:")}
+
+
+def children() -> list[str]:
+    """Return the numbers of the processes that this one has started."""
+    parents = {path.parent.name: path.read_text(encoding="utf-8") for path in Path("/proc").glob("[0-9]*/stat")}
+    return [pid for pid, stat in parents.items() if stat.rpartition(")")[2].split()[1] == str(os.getpid())]

@@ -12,9 +12,9 @@ BACKWARD = {name: {"backward"} for name in MODULES} | {
     "attention": {"backward", "split_heads", "merge_heads", "fold", "unfold"},
     "position": {"backward", "rotate"},
     "special": {"normal_pdf", "normal_cdf"},
-    "optim": {"pieces", "cut", "squared_norm", "grad_norm", "clip_grad_norm", "cosine_schedule"}
-    | {"zero_grad", "step", "update"},  # of Adam
-    "replica": {"begin", "wait", "end", "break_off", "__iadd__", "__getitem__"},
+    "optim": {"pieces", "cut", "squares", "grad_norm", "clip_grad_norm", "cosine_schedule"}
+    | {"zero_grad", "step", "update_share", "update"},  # of Adam
+    "replica": {"begin", "wait", "end", "mend", "__iadd__", "__getitem__", "add_gradients", "optimize", "deal"},
     "train": {"add_gradients"},
 }
 FORWARD = {name: {"forward"} for name in MODULES} | {
