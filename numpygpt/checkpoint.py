@@ -3,7 +3,7 @@
     runs/shakespeare/                the run: config.json, metrics.jsonl, tokenizer.json, and
         step-00000500/               a checkpoint
             model.safetensors        weights, and in its header format version, TransformerConfig and `state`
-            training.safetensors     the optimiser's moments
+            training.safetensors     the optimiser's moments, and the adapters of a model that has them
             tokenizer.json
         step-00001000/
 
@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from numpygpt import durable, tensorfile
-from numpygpt.array import mover
+from numpygpt.adapters import adapter_state, add_lora, describe_lora, fingerprint, load_adapter_state, merged_state
+from numpygpt.array import Array, mover
 from numpygpt.config import TransformerConfig
 from numpygpt.model import TransformerLM
 from numpygpt.optim import Adam
@@ -28,6 +29,7 @@ from numpygpt.tokenizer import Tokenizer
 
 FORMAT = 2  # 1 had neither checksums nor training.safetensors; it is still read
 MODEL, TRAINING, TOKENIZER = "model.safetensors", "training.safetensors", "tokenizer.json"
+ADAPTER = "adapter."  # before the name of an adapter, in the file of moments
 
 
 def save(
@@ -39,11 +41,12 @@ def save(
 ) -> None:
     """Make the checkpoint `folder`: the model, and what else is given, in one move.
 
+    The weights of a model with adapters are those of the merged one; the adapters themselves lie beside the moments.
     `state` is anything JSON holds; the tokenizer's fingerprint is added to it as "tokenizer". Raises FileExistsError
     if `folder` holds something already, and OSError if the disk refuses; then nothing is left behind.
     """
     to_host = mover("cpu")
-    weights = {name: to_host(value) for name, value in model.state_dict().items()}
+    weights = {name: to_host(value) for name, value in merged_state(model).items()}
     state = dict(state or {})
     header = {"format": FORMAT, "config": dataclasses.asdict(model.config), "state": state}
     with durable.new_folder(Path(folder)) as new:
@@ -53,8 +56,10 @@ def save(
             header["tokenizer_sha256"] = hashlib.sha256((new / TOKENIZER).read_bytes()).hexdigest()
         seal = tensorfile.write(new / MODEL, weights, header)
         if optimizer is not None:
-            moments = {name: to_host(value) for name, value in optimizer.state_dict().items()}
-            tensorfile.write(new / TRAINING, moments, {"format": FORMAT, "model": seal})
+            adapters = {ADAPTER + name: value for name, value in adapter_state(model).items()}
+            training = {name: to_host(value) for name, value in (optimizer.state_dict() | adapters).items()}
+            header = {"format": FORMAT, "model": seal, "lora": describe_lora(model)}
+            tensorfile.write(new / TRAINING, training, header)
 
 
 def load(folder: str | Path) -> tuple[TransformerLM, dict[str, Any]]:
@@ -74,7 +79,23 @@ def load_optimizer(folder: str | Path, optimizer: Adam) -> None:
     """
     folder = find(folder)
     _, _, seal = tensorfile.read(folder / MODEL)
-    read_moments(folder / TRAINING, seal, optimizer)
+    moments, _, _ = read_training(folder / TRAINING, seal)
+    give_moments(folder / TRAINING, moments, optimizer)
+
+
+def load_adapters(folder: str | Path, model: TransformerLM) -> None:
+    """Give `model`, the one that training began with, the adapters saved in `folder`, to go on with them.
+
+    Raises CheckpointError if they are missing, damaged or another model's.
+    """
+    folder = find(folder)
+    _, _, seal = tensorfile.read(folder / MODEL)
+    _, adapters, lora = read_training(folder / TRAINING, seal)
+    if lora is None:
+        raise CheckpointError(f"{folder} holds no adapters")
+    if lora["base"] != fingerprint(model):
+        raise CheckpointError(f"the adapters in {folder} were trained beside another model than the one given")
+    give_adapters(folder / TRAINING, adapters, lora, model)
 
 
 def check(folder: Path) -> None:
@@ -85,7 +106,10 @@ def check(folder: Path) -> None:
         raise CheckpointError(f"{path} doesn't exist")
     if expected and hashlib.sha256(path.read_bytes()).hexdigest() != expected:
         raise CheckpointError(f"{path} is damaged: it doesn't have the checksum it was written with")
-    read_moments(folder / TRAINING, seal, Adam(model.parameters()))
+    moments, adapters, lora = read_training(folder / TRAINING, seal)
+    if lora is not None:
+        give_adapters(folder / TRAINING, adapters, lora, model)
+    give_moments(folder / TRAINING, moments, Adam(model.parameters()))
 
 
 def read_model(path: Path) -> tuple[TransformerLM, dict[str, Any], str]:
@@ -107,13 +131,31 @@ def read_model(path: Path) -> tuple[TransformerLM, dict[str, Any], str]:
     return model, header, seal
 
 
-def read_moments(path: Path, seal: str, optimizer: Adam) -> None:
-    """Give `optimizer` the moments in a file that was written with the model of this seal, or CheckpointError."""
+def read_training(path: Path, seal: str) -> tuple[dict[str, Array], dict[str, Array], dict[str, Any] | None]:
+    """Return the moments, the adapters and what those are, of a file written with the model of this seal.
+
+    CheckpointError if it was written with another one.
+    """
     tensors, header, _ = tensorfile.read(path)
     if header.get("model") != seal:
         raise CheckpointError(f"{path} belongs to another {MODEL} than the one beside it")
+    adapters = {name.removeprefix(ADAPTER): tensors.pop(name) for name in list(tensors) if name.startswith(ADAPTER)}
+    return tensors, adapters, header.get("lora")
+
+
+def give_adapters(path: Path, adapters: dict[str, Array], lora: dict[str, Any], model: TransformerLM) -> None:
+    """Add adapters to `model`, with the values read from `path`; CheckpointError if they don't fit."""
     try:
-        optimizer.load_state_dict(tensors)
+        add_lora(model, lora["rank"], lora["alpha"], rng=0)
+        load_adapter_state(model, adapters)
+    except ValueError as error:
+        raise CheckpointError(f"{path} doesn't fit this model: {error}") from error
+
+
+def give_moments(path: Path, moments: dict[str, Array], optimizer: Adam) -> None:
+    """Give `optimizer` the moments read from `path`; CheckpointError if they don't fit."""
+    try:
+        optimizer.load_state_dict(moments)
     except ValueError as error:
         raise CheckpointError(f"{path} doesn't fit this optimiser: {error}") from error
 

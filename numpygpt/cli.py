@@ -26,6 +26,21 @@ class Parser(argparse.ArgumentParser):
         fail(f"{self.source}{message} (--help shows all flags)")
 
 
+def add_limits(parser: Parser, temperature: float) -> None:
+    """Add the flags for what is drawn among, which are arguments of sample.next_token_distribution, and the seed."""
+    add = parser.add_argument
+    add(
+        "--temperature",
+        type=float,
+        default=temperature,
+        help=f"0 always takes the most probable token (default: {temperature})",
+    )
+    add("--top-k", type=int, help="draw among so many most probable tokens only")
+    add("--top-p", type=float, help="draw among the most probable tokens that reach this probability together")
+    add("--min-p", type=float, help="draw among tokens at least so probable, relative to the most probable one")
+    add("--seed", type=int, help="the same seed gives the same text")
+
+
 def run(main: Callable[[], int]) -> NoReturn:
     """Run a script and exit with the status it returns.
 

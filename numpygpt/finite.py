@@ -35,7 +35,7 @@ def first_not_finite(models: Sequence[Module], compute: Callable[[], Any]) -> st
     def check_backward(name: str, module: Module) -> Callable[[Any], str | None]:
         def check(dx: Any) -> str | None:
             for key, p in vars(module).items():
-                if isinstance(p, Parameter) and not finite(spans([p])[0].grad):
+                if isinstance(p, Parameter) and not all(finite(span.grad) for span in spans([p])):
                     return f"the gradient of {name}.{key}"
             return None if finite(dx) else f"the gradient that {name} passes back"
 

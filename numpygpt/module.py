@@ -49,6 +49,11 @@ class Parameter:
     def grad(self, grad: Array) -> None:
         self._copy(self._grad, grad)
 
+    @property
+    def trainable(self) -> bool:
+        """Whether it learns. If not, it is frozen: what a backward adds to its gradient is forgotten."""
+        return self.buffer.grad is not None
+
     def _copy(self, view: Array, array: Array) -> None:
         if array is view:  # `p.grad += g` added in place, then assigns the same view back
             return
@@ -66,7 +71,7 @@ class Parameter:
         self.buffer, self.offset = buffer, offset
         here = slice(offset, offset + self.size)
         self._value = buffer.value[here].reshape(self.shape)
-        self._grad = buffer.grad[here].reshape(self.shape)
+        self._grad = NO_GRADIENT if buffer.grad is None else buffer.grad[here].reshape(self.shape)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copied or unpickled view would be an array of its own: leave the views out and make them anew.
@@ -82,8 +87,29 @@ class Parameter:
         return f"Parameter({self.name!r}, shape={self.shape}, dtype={self.value.dtype})"
 
 
+class NoGradient:
+    """What a layer finds in `grad` of a frozen parameter: `grad += x` and `grad[rows] += x` do nothing."""
+
+    def __iadd__(self, summand: Array) -> Self:
+        return self
+
+    def __getitem__(self, rows: Array) -> Self:
+        return self
+
+    def __setitem__(self, rows: Array, value: Self) -> None:
+        """Do nothing."""
+
+
+NO_GRADIENT = NoGradient()
+
+
 class FlatBuffer:
-    """A vector of values and a vector of gradients, and the parameters that are views into them."""
+    """A vector of values and a vector of gradients, and the parameters that are views into them.
+
+    If it is frozen, there are no gradients (`grad` is None), and nothing takes their memory.
+    """
+
+    grad: Array
 
     def __init__(self, parameters: Iterable[Parameter], value: Array | None = None):
         """Lay `parameters` end to end, in the order given, keeping their values (or taking `value`)."""
@@ -94,8 +120,7 @@ class FlatBuffer:
                 raise TypeError(f"one flat buffer holds one dtype, but these parameters have {sorted(dtypes)}")
             value = np.concatenate([p.value.reshape(-1) for p in self.parameters])
         self.value = value
-        self.grad = np.zeros_like(value)
-        self._place()
+        self.freeze(False)
 
     def _place(self) -> None:
         offset = 0
@@ -105,7 +130,12 @@ class FlatBuffer:
 
     def convert(self, function: Callable[[Array], Array]) -> None:
         """Replace both vectors by `function` of them (a move to another device); parameters follow."""
-        self.value, self.grad = function(self.value), function(self.grad)
+        self.value, self.grad = function(self.value), None if self.grad is None else function(self.grad)
+        self._place()
+
+    def freeze(self, frozen: bool = True) -> None:
+        """Give up the gradients: the parameters learn no more. Or let them learn, from gradients of zero."""
+        self.grad = None if frozen else np.zeros(self.value.shape, self.value.dtype, like=self.value)
         self._place()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -135,12 +165,12 @@ class Span(NamedTuple):
 
 
 def spans(parameters: Iterable[Parameter]) -> list[Span]:
-    """Return the fewest vectors that cover `parameters`, each once: neighbours in a buffer are joined.
+    """Return the fewest vectors that cover those of `parameters` that learn, each once: neighbours are joined.
 
     A vector holds either matrices or gains and biases, so that weight decay is a property of the whole of it.
     A model, whose matrices lie before its gains, gives two.
     """
-    unique = {id(p): p for p in parameters}.values()
+    unique = {id(p): p for p in parameters if p.trainable}.values()
     rank: dict[int, int] = {}
     for p in unique:
         rank.setdefault(id(p.buffer), len(rank))
@@ -240,6 +270,10 @@ class Module:
         """Return each parameter once."""
         return [p for _, p in self.named_parameters()]
 
+    def buffers(self) -> list[FlatBuffer]:
+        """Return each buffer that holds parameters of this module, once."""
+        return list({id(p.buffer): p.buffer for p in self.parameters()}.values())
+
     def state_dict(self) -> dict[str, Array]:
         """Return a copy of every parameter's value, by name."""
         return {name: p.value.copy() for name, p in self.named_parameters()}
@@ -289,10 +323,9 @@ class Module:
         """
         move = mover(device) if isinstance(device, str) else device
         own = {id(p) for p in self.parameters()}
-        buffers = {id(p.buffer): p.buffer for p in self.parameters()}.values()
-        if any(id(p) not in own for buffer in buffers for p in buffer.parameters):
+        if any(id(p) not in own for buffer in self.buffers() for p in buffer.parameters):
             raise ValueError("this layer shares its buffer with a whole model: move the model")
-        for buffer in buffers:
+        for buffer in self.buffers():
             buffer.convert(move)
         for module in self.modules():
             vars(module).pop("saved", None)

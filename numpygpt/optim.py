@@ -113,9 +113,9 @@ class Adam:
     those that contradict each other small ones. (One after a long silence can give
     $(1-\beta_1)/\sqrt{1-\beta_2}$ times as much.)
 
-    Moments are flat vectors beside the parameters' own, on their device: make the optimiser after moving the model
-    (else `step` raises TypeError). `step` raises FloatingPointError if a gradient isn't finite. A bad setting is a
-    ValueError.
+    Parameters that are frozen stay as they are. Moments are flat vectors beside the parameters' own, on their device:
+    make the optimiser after moving or freezing the model (else `step` raises TypeError). `step` raises
+    FloatingPointError if a gradient isn't finite. A bad setting is a ValueError.
     """
 
     decoupled = False
@@ -133,7 +133,7 @@ class Adam:
             raise ValueError(f"betas must be two numbers, each at least 0 and below 1, not {betas!r}")
         if eps == 0:
             raise ValueError("eps must be above 0: a weight that never had a gradient would become 0/0")
-        self.parameters = list(parameters)
+        self.parameters = [p for p in parameters if p.trainable]
         self.spans = spans(self.parameters)
         if not self.spans:
             raise ValueError("there are no parameters to optimise")
@@ -143,8 +143,7 @@ class Adam:
         self.lr, self.eps, self.weight_decay = float(lr), float(eps), float(weight_decay)
         self.betas = float(betas[0]), float(betas[1])
         self.t = 0
-        self.m = [np.zeros_like(span.value) for span in self.spans]
-        self.v = [np.zeros_like(span.value) for span in self.spans]
+        self.m, self.v = ([np.zeros(w.shape, w.dtype, like=w) for w in (s.value for s in self.spans)] for _ in "mv")
 
     def convert(self, function: Callable[[Array], Array]) -> None:
         """Replace the moments by `function` of them."""

@@ -157,7 +157,9 @@ class Replicas:
         parallel = count > 1
         team = Forks if parallel and forks.pay() else Threads
         if team is Forks:
-            model.flat.convert(forks.shared)
+            for buffer in model.buffers():
+                if buffer.grad is not None:  # a frozen one isn't written to, so that it stays one without being shared
+                    buffer.convert(forks.shared)
             optimizer.convert(forks.shared)
         self.turns = Turns(len(model.parameters()), count, team.semaphore, team.event)
         models = [self._copy(model, number) for number in range(count)] if parallel else [model]
@@ -170,12 +172,13 @@ class Replicas:
         self.team = team(self.workers)
 
     def _copy(self, model: TransformerLM, number: int) -> TransformerLM:
-        shared = [model.flat.value, model.flat.grad]
+        shared = [vector for buffer in model.buffers() for vector in (buffer.value, buffer.grad)]
         for module in model.modules():
             shared += [item for item in vars(module).values() if isinstance(item, np.ndarray)]  # tables
         replica = copy.deepcopy(model, {id(array): array for array in shared})
         for i, p in enumerate(replica.parameters()):
-            p._grad = SharedGradient(p.grad, self.turns, i, number)
+            if p.trainable:
+                p._grad = SharedGradient(p.grad, self.turns, i, number)
         for module in replica.modules():
             del module.saved
         return replica

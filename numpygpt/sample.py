@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Integer
+from jaxtyping import Bool, Float, Integer
 
 from numpygpt.array import Array, check_positive, mover
 from numpygpt.cache import KeyValueCache
@@ -43,26 +43,37 @@ def next_token_distribution(
             raise ValueError(f"{name} must lie between 0 and 1, or be None for no limit, not {p!r}")
     if not np.isfinite(np.max(logits, axis=-1)).all():  # a NaN is the largest of its row
         raise ValueError("logits hold NaN or infinity: the model's weights are damaged")
-    logits = logits.astype(np.float64)
-    order = np.argsort(-logits, axis=-1, kind="stable")  # ids, the most probable first
     if temperature == 0:
-        temperature, top_k = 1.0, 1
-    scaled = (logits - np.max(logits, axis=-1, keepdims=True)) / temperature
-    probs = np.take_along_axis(Softmax().forward(scaled), order, axis=-1)
+        probs = np.zeros(logits.shape)
+        np.put_along_axis(probs, np.argmax(logits, axis=-1, keepdims=True), 1.0, axis=-1)
+        return probs
+    logits = logits.astype(np.float64)
+    probs = Softmax().forward((logits - np.max(logits, axis=-1, keepdims=True)) / temperature)
     if top_k is not None:
-        probs[..., top_k:] = 0
+        probs = limited(probs, largest(logits, np.full((*logits.shape[:-1], 1), min(top_k, logits.shape[-1]))))
     if top_p is not None:
-        probs /= np.sum(probs, axis=-1, keepdims=True)
-        before = np.cumsum(probs, axis=-1) - probs  # the probability of all that come before
-        keep = before < top_p
-        keep[..., 0] = True
-        probs = np.where(keep, probs, 0)
+        descending = -np.sort(-probs, axis=-1)
+        descending /= np.sum(descending, axis=-1, keepdims=True)
+        before = np.cumsum(descending, axis=-1) - descending  # the probability of all that come before
+        enough = np.sum(before < top_p, axis=-1, keepdims=True)
+        probs = limited(probs, largest(probs, np.maximum(enough, 1)))
     if min_p is not None:
-        probs = np.where(probs >= min_p * probs[..., :1], probs, 0)
-    probs /= np.sum(probs, axis=-1, keepdims=True)
-    result = np.empty_like(probs)
-    np.put_along_axis(result, order, probs, axis=-1)
-    return result
+        probs = limited(probs, probs >= min_p * np.max(probs, axis=-1, keepdims=True))
+    return probs
+
+
+def largest(x: Float[np.ndarray, "... n"], count: Integer[np.ndarray, "... 1"]) -> Bool[np.ndarray, "... n"]:
+    """Return which elements are among the `count` largest of their row; equals are taken in their order."""
+    least = np.take_along_axis(-np.sort(-x, axis=-1), count - 1, axis=-1)
+    larger, equal = x > least, x == least
+    room = count - np.sum(larger, axis=-1, keepdims=True)
+    return larger | (equal & (np.cumsum(equal, axis=-1) <= room))
+
+
+def limited(probs: Float[np.ndarray, "... n"], kept: Bool[np.ndarray, "... n"]) -> Float[np.ndarray, "... n"]:
+    """Return the probabilities of what is kept, renormalised."""
+    probs = np.where(kept, probs, 0)
+    return probs / np.sum(probs, axis=-1, keepdims=True)
 
 
 def penalise_repetition(logits: Float[np.ndarray, "vocab"], seen: Array, penalty: float) -> Array:

@@ -181,25 +181,35 @@ class BPETokenizer(Tokenizer):
     """Byte-level byte-pair encoding, lossless for any text; the work is done by Hugging Face's `tokenizers`.
 
     It is saved in the format of that library, which holds all there is to know: the fingerprint is made of it.
+    Besides those that `train` makes it may be one that came with a model, if that is lossless too. Such a one may look
+    for words in a way of its own, and have special tokens: where their text stands, they are taken.
     """
 
     kind = "bpe"
 
     def __init__(self, library_tokenizer: Any):
-        """`library_tokenizer`: a tokenizers.Tokenizer of the kind that `train` makes; DataError for any other."""
+        """`library_tokenizer`: a tokenizers.Tokenizer; DataError if it may not give back the text it was given."""
         content = json.loads(library_tokenizer.to_str())
         vocabulary, merges = content["model"].pop("vocab"), content["model"].pop("merges")
         ours = json.loads(_untrained().to_str())
         del ours["model"]["vocab"], ours["model"]["merges"]
-        if content != ours:
-            raise DataError("not a plain byte-level BPE tokenizer: it may not give back the text it was given")
+        self._plain = content == ours
+        if not self._plain and (reason := _what_may_lose_text(content, ours)):
+            raise DataError(
+                f"not a plain byte-level BPE tokenizer: it may not give back the text it is given ({reason})"
+            )
         byte_of = _byte_of_symbol()
-        tokens = sorted(vocabulary, key=vocabulary.get)
-        if sorted(vocabulary.values()) != list(range(len(tokens))) or not byte_of.keys() <= vocabulary.keys():
-            raise DataError(f"damaged: its {len(tokens)} ids have gaps, or not every byte has one")
-        super().__init__(len(tokens), [tokens, merges])
+        added = {token["content"]: token["id"] for token in content["added_tokens"]}
+        index_of = vocabulary | added
+        tokens = sorted(index_of, key=index_of.get)
+        if sorted(index_of.values()) != list(range(len(tokens))):
+            raise DataError(f"damaged: its {len(tokens)} ids have gaps")
+        self._lacking = bytes(byte for symbol, byte in byte_of.items() if symbol not in vocabulary)
+        if self._lacking and self._plain:
+            raise DataError("damaged: not every byte has an id")
+        super().__init__(len(tokens), [tokens, merges] if self._plain else [tokens, merges, content])
         self._library = library_tokenizer
-        self._bytes = [bytes(byte_of[symbol] for symbol in token) for token in tokens]
+        self._bytes = [t.encode() if t in added else bytes(byte_of[symbol] for symbol in t) for t in tokens]
         # 10xxxxxx goes on with a character that an earlier byte began
         self._characters = np.array([sum(byte & 0xC0 != 0x80 for byte in token) for token in self._bytes])
 
@@ -238,11 +248,24 @@ class BPETokenizer(Tokenizer):
         """Return the ids of `text` (at most one for each byte,), in the smallest unsigned dtype for the vocabulary.
 
         The pieces of a text have, one after another, the ids of the whole if it is cut as corpus.at_words does.
-        Raises DataError that names a lone surrogate.
+        Raises DataError that names a lone surrogate, or a character that a tokenizer which came with a model lacks.
         """
         _refuse_surrogates(text)
-        ids = [np.array(self._library.encode(piece).ids, self.dtype) for piece in _pieces(text)]
+        if self._lacking:
+            self._refuse_unknown(text)
+        # of a tokenizer with other words or with special tokens it isn't known where a text may be cut
+        pieces = _pieces(text) if self._plain else [text]
+        ids = [np.array(self._library.encode(piece, add_special_tokens=False).ids, self.dtype) for piece in pieces]
         return np.concatenate([np.zeros(0, self.dtype), *ids])
+
+    def _refuse_unknown(self, text: str) -> None:
+        encoded = text.encode()
+        if len(encoded.translate(None, self._lacking)) < len(encoded):
+            position = next(i for i, c in enumerate(text) if not set(self._lacking).isdisjoint(c.encode()))
+            raise DataError(
+                f"the character {_named(text[position])} at position {position} is one that this tokenizer can't "
+                "encode: leave it out"
+            )
 
     def decode(self, ids: ArrayLike) -> str:
         """Return the text of `ids`, integers. Raises DataError that names the first id out of range.
@@ -300,6 +323,33 @@ def per_character(loss: float, targets: Ids, tokenizer: Tokenizer) -> float:
     $L_\\text{char} = L_\\text{token} \\cdot \\text{tokens} / \\text{characters}$; divide by ln 2 for bits.
     """
     return loss * len(targets) / max(tokenizer.count_characters(targets), 1)
+
+
+def _what_may_lose_text(content: dict, ours: dict) -> str:
+    """Name the first part of a library's tokenizer by which a text could get lost, or "" if there is none.
+
+    `ours` is what a plain one has there. Not looked at: the processor, which is never asked, and the unknown token, as
+    characters without one are refused.
+    """
+    unasked = {"added_tokens", "post_processor", "pre_tokenizer", "model", "version"}
+    for part in ours.keys() - unasked:
+        if content[part] != ours[part]:
+            return part
+    for option, value in ours["model"].items():
+        harmless = option in ("unk_token", "fuse_unk", "ignore_merges")
+        if not harmless and (content["model"].get(option) or None) != (value or None):
+            return option
+    words = content["pre_tokenizer"] or {"type": None}
+    *splits, last = words.get("pretokenizers", [words])
+    if last["type"] != "ByteLevel" or last["add_prefix_space"]:
+        return "pre_tokenizer"
+    for split in splits:
+        if split["type"] != "Digits" and (split["type"], split.get("behavior")) != ("Split", "Isolated"):
+            return f"pre_tokenizer {split['type']}"
+    for token in content["added_tokens"]:
+        if token["lstrip"] or token["rstrip"]:
+            return f"the token {token['content']!r}, which takes the space beside it along"
+    return ""
 
 
 def _tokenizers() -> Any:

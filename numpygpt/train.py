@@ -27,6 +27,7 @@ class TrainConfig:
 
     steps: int = 2000
     batch_size: int = 12  # sequences in a step
+    context_length: int | None = None  # tokens in a sequence; as many as the model takes unless given
     accumulate: int = 1  # parts that a batch is worked on in, one after the other, to save memory
     lr: float = 3e-3  # at the peak
     min_lr: float | None = None  # at the end; a tenth of lr unless given
@@ -43,6 +44,8 @@ class TrainConfig:
         check_positive(**{name: getattr(self, name) for name in sizes})
         if self.accumulate > self.batch_size:
             raise ValueError(f"accumulate {self.accumulate} is more parts than batch_size {self.batch_size} sequences")
+        if self.context_length is not None:
+            check_positive(context_length=self.context_length)
         for name, number in (("seed", self.seed), ("warmup_steps", self.warmup_steps)):
             if number is not None and not (isinstance(number, int) and number >= 0):
                 raise ValueError(f"{name} must be an integer of at least 0, not {number!r}")
@@ -91,6 +94,10 @@ class Trainer:
         With another number the sums are rounded differently, and dropout draws differently. A model on another device
         is run by one.
         """
+        longest = model.config.context_length
+        self.context_length = longest if config.context_length is None else config.context_length
+        if self.context_length > longest:
+            raise ValueError(f"context_length {self.context_length} is more than the {longest} tokens the model takes")
         self.threads = usable_cores() if threads is None else threads
         check_positive(threads=self.threads)
         if not isinstance(model.flat.value, np.ndarray):
@@ -158,7 +165,7 @@ class Trainer:
     @property
     def tokens_per_step(self) -> int:
         """The number of targets in a batch."""
-        return self.config.batch_size * self.model.config.context_length
+        return self.config.batch_size * self.context_length
 
     def timed_step(self) -> dict[str, Any]:
         """Make a step; return its metrics."""
@@ -168,8 +175,7 @@ class Trainer:
 
     def train_step(self) -> dict[str, float]:
         """Draw a batch and update the model with it."""
-        context_length = self.model.config.context_length
-        return self.update(*random_batch(self.train_tokens, self.config.batch_size, context_length, self.rng))
+        return self.update(*random_batch(self.train_tokens, self.config.batch_size, self.context_length, self.rng))
 
     def update(self, inputs: Array, targets: Array) -> dict[str, float]:
         """Update the model once, with inputs and targets: the loss before it, the rate, the gradient's norm."""
@@ -223,8 +229,7 @@ class Trainer:
         Raises FloatingPointError if it isn't finite, which names the step and the layer.
         """
         total, count = 0.0, 0
-        length = self.model.config.context_length
-        for batch in sequential_batches(self.validation_tokens, 4 * self.config.batch_size, length):
+        for batch in sequential_batches(self.validation_tokens, 4 * self.config.batch_size, self.context_length):
             if stop():
                 return None
             parts = cut(batch, self.threads)

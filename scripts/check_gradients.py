@@ -64,6 +64,16 @@ class Draw:
         """Return integers below `stop`."""
         return self.rng.integers(start, stop, shape)
 
+    def lora(self) -> Case:
+        """Return a linear map with adapters, frozen or not."""
+        layer = layers.LoRALinear(
+            layers.Linear(self.width, self.size(), self.coin(), **F64), 1, self.one_of([1.0, 3.0])
+        )
+        if self.coin():
+            for buffer in layer.linear.buffers():
+                buffer.freeze()
+        return layer, self.x
+
     def attention(self) -> Case:
         """Return an attention, with a mask or none."""
         q, keys, d_v = self.array(3, 2), 4, self.size()
@@ -94,6 +104,7 @@ class Draw:
 
 LAYERS: dict[str, Callable[[Draw], Case]] = {
     "Linear": lambda d: (layers.Linear(d.width, d.size(), d.coin(), **F64), d.x),
+    "LoRALinear": lambda d: d.lora(),
     "Embedding": lambda d: (layers.Embedding(4, d.width, **F64), d.ids(4, d.x.shape)),
     "RMSNorm": lambda d: (layers.RMSNorm(d.width, **F64), d.x),
     "LayerNorm": lambda d: (layers.LayerNorm(d.width, bias=d.coin(), **F64), d.x),

@@ -5,10 +5,13 @@ import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from numpygpt import checkpoint
+import numpy as np
+
+from numpygpt import checkpoint, pretrained
 from numpygpt.array import check_not_negative
-from numpygpt.cli import Parser, fail, run
+from numpygpt.cli import Parser, add_limits, fail, run
 from numpygpt.data import DataError, Tokenizer, load_tokenizer
+from numpygpt.model import TransformerLM
 from numpygpt.sample import Draw, generate_batch, until_stop
 
 LIMITS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -20,22 +23,19 @@ def parse() -> argparse.Namespace:
     """Read the flags."""
     parser = Parser(description=__doc__)
     add = parser.add_argument
-    add("folder", type=Path, help="folder of a trained model, such as runs/shakespeare")
+    add("folder", type=Path, nargs="?", help="folder of a trained model, such as runs/shakespeare")
+    add("--model", help="instead of it, a model that others have trained: smollm2, or a GGUF file")
     add("--prompt", action="append", help="text to go on from (default: a line break); repeated: one text for each")
     add("--length", type=int, default=500, help="tokens to write, of which one is a character or more (default: 500)")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
     add("--explain", action="store_true", help="show what each token was drawn from, and the text at the end")
-    add("--temperature", type=float, default=0.8, help="0 always takes the most probable token (default: 0.8)")
-    add("--top-k", type=int, help="draw among so many most probable tokens only")
-    add("--top-p", type=float, help="draw among the most probable tokens that reach this probability together")
-    add("--min-p", type=float, help="draw among tokens at least so probable, relative to the most probable one")
     add(
         "--repetition-penalty",
         type=float,
         default=1.0,
         help="above 1: make what was written less probable (default: 1)",
     )
-    add("--seed", type=int, help="the same seed gives the same text")
+    add_limits(parser, temperature=0.8)
     return parser.parse_args()
 
 
@@ -64,6 +64,15 @@ def drawn(steps: Iterable[list[Draw | None]], i: int, explain: Tokenizer | None)
         yield draw.token
 
 
+def own(folder: Path) -> tuple[TransformerLM, Tokenizer, tuple[int, ...], frozenset[int]]:
+    """Return a model that was trained here, its tokenizer, and no ids that begin or end its texts."""
+    model, state = checkpoint.load(folder)
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.fingerprint != state.get("tokenizer"):
+        raise DataError(f"{folder}/tokenizer.json isn't the tokenizer this model was trained with")
+    return model, tokenizer, (), frozenset()
+
+
 def main() -> int:
     """Load the model and write; return the exit status."""
     args = parse()
@@ -76,13 +85,13 @@ def main() -> int:
             raise ValueError("--stop is empty: give at least one character")
         if args.explain and len(prompts) > 1:
             raise ValueError("--explain takes one --prompt")
-        model, state = checkpoint.load(args.folder)
-        tokenizer = load_tokenizer(args.folder)
-        if tokenizer.fingerprint != state.get("tokenizer"):
-            raise DataError(f"{args.folder}/tokenizer.json isn't the tokenizer this model was trained with")
+        if (args.folder is None) == (args.model is None):
+            raise ValueError("give the folder of a trained model, or --model with the name of another one")
+        model, tokenizer, start, ends = own(args.folder) if args.model is None else pretrained.load(args.model)[:4]
         limits = {name: vars(args)[name] for name in LIMITS}
-        ids = [tokenizer.encode(prompt) for prompt in prompts]
-        steps = generate_batch(model, ids, args.length, **limits, vocab_size=tokenizer.vocab_size, rng=args.seed)
+        ids = [np.array([*start, *tokenizer.encode(prompt)], np.int64) for prompt in prompts]
+        drawing = {**limits, "stop": ends, "vocab_size": tokenizer.vocab_size, "rng": args.seed}
+        steps = generate_batch(model, ids, args.length, **drawing)
         first = list(itertools.islice(steps, 1))  # a setting that makes no sense shows here, before anything is written
     except (ValueError, OSError, ImportError) as error:
         fail(error)

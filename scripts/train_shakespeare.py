@@ -1,7 +1,8 @@
 """Train a Transformer on Shakespeare, in plain NumPy, and let it write.
 
-With no arguments: 2,000 steps of a small model on Shakespeare's plays, saved under runs/shakespeare. Whatever ends it,
---resume goes on from the last checkpoint, to the same bits as if nothing had happened.
+With no arguments: 2,000 steps of a small model on Shakespeare's plays, saved under runs/shakespeare. --init takes a
+trained model instead, which learns as a whole or, with --lora, by adapters. Whatever ends a run, --resume goes on from
+the last checkpoint, to the same bits as if nothing had happened.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ from numpygpt import cli, durable
 from numpygpt.cli import fail
 from numpygpt.corpus import DataError
 from numpygpt.sample import generate
-from numpygpt.tokenizer import BPETokenizer
+from numpygpt.tokenizer import CharTokenizer
 from training.flags import make_parser, parse_arguments
 from training.run import Run
 
@@ -35,7 +36,9 @@ def train_and_report(run: Run) -> int:
     args, tokenizer, trainer = run.args, run.tokenizer, run.trainer
     characters = f"{tokenizer.count_characters(run.tokens):,} characters"
     print(f"corpus: {args.corpus}, {characters}, {len(run.tokens):,} tokens of {tokenizer.vocab_size} kinds")
-    print(f"model: {run.model.flat.value.size:,} parameters", flush=True)
+    learning = sum(p.size for p in run.model.parameters() if p.trainable)
+    adapters = "" if args.lora is None else f", frozen, and {learning:,} of adapters"
+    print(f"model: {run.model.flat.value.size:,} parameters{adapters}", flush=True)
     validation_loss = run.train()
     if validation_loss is None:
         print(f"Stopped after step {trainer.step} of {args.steps}; saved in {args.out}; --resume goes on")
@@ -43,14 +46,16 @@ def train_and_report(run: Run) -> int:
     print(f"validation loss: {validation_loss:.4f}")
     if trainer.best_loss < validation_loss:
         print(f"The lowest was {trainer.best_loss:.4f}; that checkpoint is kept too")
-    if tokenizer.kind == BPETokenizer.kind:
+    if tokenizer.kind != CharTokenizer.kind:
         print(f"a character: {run.losses_per_character * validation_loss:.4f}")
     print(f"Saved in {args.out}; a sample:\n")
     try:
         prompt = tokenizer.encode("\n")
     except DataError:
         prompt = run.tokens[:1]
-    for text in tokenizer.stream(generate(run.model, prompt, args.sample_length, temperature=0.8, rng=run.sample_rng)):
+    size = tokenizer.vocab_size
+    ids = generate(run.model, prompt, args.sample_length, temperature=0.8, vocab_size=size, rng=run.sample_rng)
+    for text in tokenizer.stream(ids):
         print(text, end="", flush=True)
     print()
     return 0

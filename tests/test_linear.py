@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import batch_shapes, check, rngs, sizes, unit_scale
 
-from numpygpt.layers import Linear
+from numpygpt.layers import Linear, linear
 
 
 @given(rngs, batch_shapes, sizes, sizes, st.booleans())
@@ -65,6 +65,22 @@ def test_two_layers_with_one_weight_sum_their_gradients():
         layer(x[i])
         layer.backward(dy[i])
     np.testing.assert_allclose(first.weight.grad, alone[0] + alone[1])
+
+
+def test_a_frozen_weight_costs_no_product(monkeypatch):
+    made = []
+    einsum = linear.einsum
+    monkeypatch.setattr(linear, "einsum", lambda notation, *xs: made.append(notation) or einsum(notation, *xs))
+    rng = np.random.default_rng(0)
+    layer, x, dy = (Linear(3, 2, bias=True, rng=0), *(rng.standard_normal((4, n), dtype=np.float32) for n in (3, 2)))
+    passed_back = []
+    for frozen in (False, True):
+        layer.weight.buffer.freeze(frozen)
+        made.clear()
+        layer(x)
+        passed_back.append(layer.backward(dy))
+        assert ("...o,...i->oi" in made) != frozen
+    assert np.array_equal(*passed_back)
 
 
 @pytest.mark.parametrize(("sizes", "named"), [((0, 2), "in_features.*0"), ((3, -1), "out_features.*-1")])

@@ -131,6 +131,27 @@ def test_spans_join_neighbours_of_one_kind_and_take_each_parameter_once():
     assert c.value.tolist() == [1, 1] and c.grad.tolist() == [2, 2] and not b.value.any() and not d.value.any()
 
 
+def test_a_frozen_buffer_has_no_gradients_and_forgets_what_is_added_to_them():
+    net = Net()
+    learning = net.linears[1].weight
+    flat = FlatBuffer([p for p in net.parameters() if p is not learning])
+    value = flat.value
+    flat.freeze()
+    assert flat.grad is None and flat.value is value and [p.trainable for p in net.parameters()] == [False] * 3 + [True]
+    assert [span.buffer for span in spans(net.parameters())] == [learning.buffer]
+    for p in net.parameters():
+        p.grad += np.ones(p.shape, np.float32)
+        p.grad[np.array([0])] += 1
+    net.zero_grad()
+    assert not learning.grad.any()
+    moved = net.to(lambda x: x.astype(np.float64))
+    assert flat.grad is None and all(p.value.dtype == np.float64 for p in moved.parameters())
+    flat.freeze(False)
+    assert all(p.trainable and p.grad.dtype == np.float64 and not p.grad.any() for p in net.parameters())
+    net.norm.weight.grad += 1
+    assert flat.grad.sum() == 3
+
+
 def test_zero_grad_zeroes_the_modules_own_gradients_only():
     net, other = Net(), Net()
     FlatBuffer([*net.parameters(), *other.parameters()])

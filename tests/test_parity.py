@@ -24,6 +24,7 @@ from numpygpt.layers import (
     LayerNorm,
     LearnedPositions,
     Linear,
+    LoRALinear,
     MultiHeadAttention,
     ReLU,
     RMSNorm,
@@ -228,6 +229,16 @@ def test_every_layer_and_every_activation_is_compared():
 def test_embedding(shape):
     ids = np.random.default_rng(0).integers(0, 5, shape)
     check(Embedding(5, 3, **F64), lambda w, ids: F.embedding(ids, w["weight"]), ids)
+
+
+@shapes
+@pytest.mark.parametrize("bias", [False, True])
+def test_lora_linear(shape, bias):
+    def reference(w, x):
+        beside = F.linear(F.linear(x, w["A"]), w["B"])
+        return F.linear(x, w["linear.weight"], w.get("linear.bias")) + 5 / 3 * beside
+
+    check(LoRALinear(Linear(6, 4, bias, **F64), 3, 5.0), reference, normal(*shape))
 
 
 @shapes

@@ -10,6 +10,7 @@ from numpygpt.layers import (
     Embedding,
     LayerNorm,
     Linear,
+    LoRALinear,
     MultiHeadAttention,
     ReLU,
     RMSNorm,
@@ -25,6 +26,7 @@ from numpygpt.module import Module, Parameter
 
 LAYERS = {
     "linear": lambda: Linear(4, 4, True, rng=0),
+    "lora": lambda: LoRALinear(Linear(4, 4, True, rng=0), 2, rng=1),
     "rmsnorm": lambda: RMSNorm(4),
     "layernorm": lambda: LayerNorm(4),
     "swiglu": lambda: SwiGLU(4, rng=0),
@@ -37,7 +39,7 @@ LAYERS = {
     "softmax": Softmax,
     "dropout": lambda: Dropout(0.5, 0),
 }
-WITH_A_WIDTH = ["linear", "rmsnorm", "layernorm", "swiglu", "attention"]
+WITH_A_WIDTH = ["linear", "lora", "rmsnorm", "layernorm", "swiglu", "attention"]
 X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
 
 

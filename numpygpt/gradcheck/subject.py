@@ -107,7 +107,8 @@ class Slot:
 def slots_of(layer: Any, parameters: Mapping[str, Any] | None) -> dict[str, Slot]:
     """Return where each parameter is kept, by name: objects of two arrays, or attributes of the layer."""
     if parameters is None:
-        parameters = dict(layer.named_parameters()) if hasattr(layer, "named_parameters") else {}
+        named = layer.named_parameters() if hasattr(layer, "named_parameters") else ()
+        parameters = {name: p for name, p in named if getattr(p, "trainable", True)}
     slots: dict[str, Slot] = {}
     for name, p in parameters.items():
         held = getattr(layer, name, None) if isinstance(p, str) else None

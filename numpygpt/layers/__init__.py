@@ -8,6 +8,7 @@ from numpygpt.layers.dropout import Dropout
 from numpygpt.layers.embedding import Embedding
 from numpygpt.layers.feedforward import GLU, FeedForward, SwiGLU
 from numpygpt.layers.linear import Linear
+from numpygpt.layers.lora import LoRALinear
 from numpygpt.layers.norm import LayerNorm, RMSNorm
 from numpygpt.layers.position import LearnedPositions, RotaryPositionalEmbedding, SinusoidalPositions
 from numpygpt.layers.softmax import Softmax
@@ -23,6 +24,7 @@ __all__ = [
     "LayerNorm",
     "LearnedPositions",
     "Linear",
+    "LoRALinear",
     "MultiHeadAttention",
     "RMSNorm",
     "ReLU",

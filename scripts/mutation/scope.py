@@ -23,6 +23,7 @@ FORWARD = {name: {"forward"} for name in MODULES} | {
     "position": {"forward", "check_positions"},
     "softmax": {"forward", "exponentials"},
     "einsum": {"spell_out", "lower", "einsum"},
+    "lora": {"forward", "merged"},
 }
 
 # The tests of a module are tests/test_<module>.py (or this) and tests/test_refusals.py, or instead of the second these.

@@ -23,7 +23,8 @@ from numpygpt.threads import usable_cores
 from numpygpt.tokenizer import BPETokenizer, CharTokenizer, Ids, Tokenizer, load_tokenizer, per_character
 from numpygpt.tokens import is_tokens, open_tokens, read_header, write_tokens
 from numpygpt.train import TrainConfig, Trainer
-from training.flags import given_flags
+from training.flags import NEW, given_flags
+from training.start import check_lora, fill_in, is_trained, start_from
 
 # What a resumed run may change: none of these has a part in what the next step does.
 FREE = {"out", "resume", "config", "minutes", "keep", "sample_length"}
@@ -74,17 +75,24 @@ class Run:
             self.args, found = resumed(parser, args)
             if self.args.threads is None:
                 self.args.threads = usable_cores()  # a number, for --resume and --config: another rounds differently
+            init_rng, self.sample_rng = np.random.default_rng(self.args.seed).spawn(2)
+            given = given_flags(parser)
+            check_lora(self.args, given)
+            if is_trained(self.args.init):
+                self.model, self.tokenizer = start_from(self.args, found, given, init_rng)
+            else:
+                fill_in(self.args, NEW)
+                self.tokenizer = self.make_tokenizer(found, given)
+                sizes = of_class(vars(self.args), TransformerConfig) | {"vocab_size": self.tokenizer.vocab_size}
+                self.model = TransformerLM(TransformerConfig(**sizes), rng=init_rng)
             self.flags = {name: value for name, value in vars(self.args).items() if name not in FREE}
             train_config = TrainConfig(**of_class(self.flags, TrainConfig))
-            self.tokenizer = self.make_tokenizer(found, given_flags(parser))
-            config = TransformerConfig(
-                **of_class(self.flags, TransformerConfig) | {"vocab_size": self.tokenizer.vocab_size}
-            )
-            init_rng, self.sample_rng = np.random.default_rng(self.args.seed).spawn(2)
-            self.model = TransformerLM(config, rng=init_rng)
             self.tokens, self.tokens_header = self.open_tokens(found, undo)
-            parts = split(self.tokens, config.context_length)
-            self.trainer = Trainer(self.model, *parts, train_config, self.args.threads)
+            training, held_out = split(self.tokens, self.args.context_length)
+            if self.args.eval_tokens is not None:
+                check_positive(eval_tokens=self.args.eval_tokens)
+                held_out = held_out[: self.args.eval_tokens + 1]  # the first is no target
+            self.trainer = Trainer(self.model, training, held_out, train_config, self.args.threads)
             self.saved_at: int | None = None
             if found is not None:
                 self.restore(found)
@@ -137,7 +145,8 @@ class Run:
     def restore(self, found: Path) -> None:
         """Bring the trainer to where it was at the checkpoint `found`."""
         saved, state = checkpoint.load(found)
-        self.model.load_state_dict(saved.state_dict())
+        if self.args.lora is None:
+            self.model.load_state_dict(saved.state_dict())
         checkpoint.load_optimizer(found, self.trainer.optimizer)
         self.trainer.load_state_dict(state["trainer"])
         self.saved_at = self.trainer.step
@@ -171,6 +180,8 @@ class Run:
             self.log.append(metrics)
 
         try:
+            if is_trained(self.args.init) and self.trainer.step == 0:
+                print(f"validation loss before the first step: {self.trainer.evaluate():.4f}", flush=True)
             validation_loss = self.trainer.run(log, self.save, self.args.minutes)
             if validation_loss is None:
                 self.save()

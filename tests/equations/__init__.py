@@ -15,6 +15,7 @@ from equations.dropout import Dropout
 from equations.embedding import Embedding
 from equations.feedforward import GLU, FeedForward, SwiGLU
 from equations.linear import Linear
+from equations.lora import LoRALinear
 from equations.norm import LayerNorm, RMSNorm
 from equations.optim import Adam, AdamW
 from equations.position import LearnedPositions, RoPE, SinusoidalPositions
@@ -36,6 +37,7 @@ __all__ = [
     "LayerNorm",
     "LearnedPositions",
     "Linear",
+    "LoRALinear",
     "MultiHeadAttention",
     "RMSNorm",
     "ReLU",
