@@ -3,9 +3,13 @@
     runs/shakespeare/                the run: config.json, metrics.jsonl, tokenizer.json, and
         step-00000500/               a checkpoint
             model.safetensors        weights, and in its header format version, TransformerConfig and `state`
+            config.json              Hugging Face's, if it has such models (a Llama or a GPT-2)
             training.safetensors     the optimiser's moments, and the adapters of a model that has them
             tokenizer.json
         step-00001000/
+
+Where Hugging Face has such models, the weights are named and laid out as there (`hf_weights.py`), so that transformers
+opens a checkpoint as it is; there is no second format to convert to. The moments keep our names.
 
 Why a folder each: the files of one moment must never meet those of another, and no file system replaces several files
 in one move. A folder it does rename in one. So each checkpoint is written and fsynced under a temporary name, then
@@ -15,10 +19,11 @@ carries a checkpoint's name is therefore whole, unless the disk damaged it, and 
 
 import dataclasses
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
-from numpygpt import durable, tensorfile
+from numpygpt import durable, hf_config, hf_weights, tensorfile
 from numpygpt.adapters import adapter_state, add_lora, describe_lora, fingerprint, load_adapter_state, merged_state
 from numpygpt.array import Array, mover
 from numpygpt.config import TransformerConfig
@@ -27,8 +32,8 @@ from numpygpt.optim import Adam
 from numpygpt.tensorfile import CheckpointError
 from numpygpt.tokenizer import Tokenizer
 
-FORMAT = 2  # 1 had neither checksums nor training.safetensors; it is still read
-MODEL, TRAINING, TOKENIZER = "model.safetensors", "training.safetensors", "tokenizer.json"
+FORMAT = 3  # 2 had our names for all weights, 1 neither checksums nor training.safetensors; they are still read
+MODEL, TRAINING, TOKENIZER, CONFIG = "model.safetensors", "training.safetensors", "tokenizer.json", "config.json"
 ADAPTER = "adapter."  # before the name of an adapter, in the file of moments
 
 
@@ -47,13 +52,19 @@ def save(
     """
     to_host = mover("cpu")
     weights = {name: to_host(value) for name, value in merged_state(model).items()}
-    state = dict(state or {})
-    header = {"format": FORMAT, "config": dataclasses.asdict(model.config), "state": state}
+    state, family = dict(state or {}), hf_config.family(model.config)
+    header = {"format": FORMAT, "config": dataclasses.asdict(model.config), "state": state, "family": family}
     with durable.new_folder(Path(folder)) as new:
+        if family is not None:
+            d_ff = weights["layers.0.ffn.w1.weight"].shape[0]
+            config = hf_config.to_theirs(model.config, d_ff, str(model.flat.value.dtype))
+            weights = hf_weights.to_theirs(model.config, weights)
+            (new / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            header[checksum_of(CONFIG)] = sha256(new / CONFIG)
         if tokenizer is not None:
             tokenizer.save(new)
             state["tokenizer"] = tokenizer.fingerprint
-            header["tokenizer_sha256"] = hashlib.sha256((new / TOKENIZER).read_bytes()).hexdigest()
+            header[checksum_of(TOKENIZER)] = sha256(new / TOKENIZER)
         seal = tensorfile.write(new / MODEL, weights, header)
         if optimizer is not None:
             adapters = {ADAPTER + name: value for name, value in adapter_state(model).items()}
@@ -101,11 +112,12 @@ def load_adapters(folder: str | Path, model: TransformerLM) -> None:
 def check(folder: Path) -> None:
     """Raise CheckpointError unless training can go on from this checkpoint: every file whole, and of one moment."""
     model, header, seal = read_model(folder / MODEL)
-    path, expected = folder / TOKENIZER, header.get("tokenizer_sha256")
-    if expected and not path.is_file():
-        raise CheckpointError(f"{path} doesn't exist")
-    if expected and hashlib.sha256(path.read_bytes()).hexdigest() != expected:
-        raise CheckpointError(f"{path} is damaged: it doesn't have the checksum it was written with")
+    for name in (CONFIG, TOKENIZER):
+        path, expected = folder / name, header.get(checksum_of(name))
+        if expected and not path.is_file():
+            raise CheckpointError(f"{path} doesn't exist")
+        if expected and sha256(path) != expected:
+            raise CheckpointError(f"{path} is damaged: it doesn't have the checksum it was written with")
     moments, adapters, lora = read_training(folder / TRAINING, seal)
     if lora is not None:
         give_adapters(folder / TRAINING, adapters, lora, model)
@@ -116,16 +128,19 @@ def read_model(path: Path) -> tuple[TransformerLM, dict[str, Any], str]:
     """Return the model in a file, the file's header and its seal; CheckpointError if it can't be."""
     tensors, header, seal = tensorfile.read(path)
     try:
-        if header["format"] not in (1, FORMAT):
-            raise ValueError(f"it has format {header['format']!r}, and this program reads 1 and {FORMAT}")
+        if header["format"] not in (1, 2, FORMAT):
+            raise ValueError(f"it has format {header['format']!r}, and this program reads 1 to {FORMAT}")
         config, state = TransformerConfig.from_dict(header["config"]), header["state"]
         dtypes = {tensor.dtype for tensor in tensors.values()}
         if len(dtypes) != 1:
             raise ValueError(f"its tensors have dtypes {sorted(map(str, dtypes))}, not one")
         if not isinstance(state, dict):
             raise ValueError(f"its state is {state!r}, not a dict")
-        model = TransformerLM(config, dtype=dtypes.pop(), rng=0)
-        model.load_state_dict(tensors)
+        model = TransformerLM.blank(config, dtype=dtypes.pop())
+        if header.get("family") is None:
+            model.load_state_dict(tensors)
+        else:
+            hf_weights.fill(model, tensors)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError) as error:
         raise CheckpointError(f"{path} holds no model of ours: {error}") from error
     return model, header, seal
@@ -158,6 +173,16 @@ def give_moments(path: Path, moments: dict[str, Array], optimizer: Adam) -> None
         optimizer.load_state_dict(moments)
     except ValueError as error:
         raise CheckpointError(f"{path} doesn't fit this optimiser: {error}") from error
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def checksum_of(name: str) -> str:
+    """Return the key of the header under which the checksum of the file of this name stands."""
+    return f"{name.removesuffix('.json')}_sha256"
 
 
 def of_step(run: Path, step: int) -> Path:

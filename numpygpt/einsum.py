@@ -15,7 +15,7 @@ With axes in the order (batch, row, summed) for $a$ and (batch, summed, column) 
 batched matrix product: transpose both (views), merge the letters of a part into one axis (a view where memory
 allows), multiply with `np.matmul`, split the merged axes again, and transpose to the order of the output.
 NumPy's own `np.einsum` runs a loop in C unless asked to optimise, and then plans anew at every call; here the
-plan is made once for each notation.
+plan is made once for each notation and shapes.
 
 What is no matrix product (no summed letter, or neither rows nor columns) goes to `np.einsum` as it is.
 
@@ -86,25 +86,43 @@ def lower(spelled: str) -> Product | None:
     )
 
 
+class Plan(NamedTuple):
+    """A product of arrays of known shapes: what to make of a, of b and of their product."""
+
+    a_axes: tuple[int, ...]
+    a_shape: tuple[int, ...]  # (batch, rows, summed), the last two each one axis
+    b_axes: tuple[int, ...]
+    b_shape: tuple[int, ...]  # (batch, summed, columns)
+    y_shape: tuple[int, ...]
+    y_axes: tuple[int, ...]
+
+
+@functools.lru_cache(4096)
+def plan(notation: str, *shapes: tuple[int, ...]) -> Plan | str:
+    """Return the plan of a matrix product, or the notation without ellipsis if it is none."""
+    spelled = spell_out(notation, tuple(map(len, shapes)))
+    product = lower(spelled)
+    if product is None:
+        return spelled
+    a, b = (tuple(s[i] for i in axes) for s, axes in zip(shapes, (product.a_axes, product.b_axes), strict=True))
+    n, m = product.batch, product.batch + product.rows
+    k = n + len(a) - m  # a's axes from m on are summed, as are b's from n to k - 1
+    batch, row, column = a[:n], a[n:m], b[k:]
+    if a[m:] != b[n:k] or batch != b[:n]:
+        raise ValueError(f"{notation!r} does not fit arrays of shapes {' and '.join(map(str, shapes))}")
+    summed = math.prod(a[m:])
+    a_shape, b_shape = (*batch, math.prod(row), summed), (*batch, summed, math.prod(column))
+    return Plan(product.a_axes, a_shape, product.b_axes, b_shape, batch + row + column, product.y_axes)
+
+
 def einsum(notation: str, *operands: Array) -> Array:
     """Return what `np.einsum(notation, *operands)` would; see above for the use of the ellipsis.
 
     The result may be a view with transposed axes. Raises ValueError if the notation does not fit the operands.
     """
-    spelled = spell_out(notation, tuple(x.ndim for x in operands))
-    product = lower(spelled)
-    if product is None:
-        return np.einsum(spelled, *operands)
-    a, b = operands[0].transpose(product.a_axes), operands[1].transpose(product.b_axes)
-    n, m = product.batch, product.batch + product.rows
-    k = n + a.ndim - m  # a's axes from m on are summed, as are b's from n to k - 1
-    batch, row, column = a.shape[:n], a.shape[n:m], b.shape[k:]
-    if a.shape[m:] != b.shape[n:k] or batch != b.shape[:n]:
-        shapes = " and ".join(str(x.shape) for x in operands)
-        raise ValueError(f"{notation!r} does not fit arrays of shapes {shapes}")
-    summed = math.prod(a.shape[m:])
-    y = np.matmul(
-        a.reshape(*batch, math.prod(row), summed),
-        b.reshape(*batch, summed, math.prod(column)),
-    )
-    return y.reshape(batch + row + column).transpose(product.y_axes)
+    how = plan(notation, *(x.shape for x in operands))
+    if isinstance(how, str):
+        return np.einsum(how, *operands)
+    a, b = operands
+    a, b = a.transpose(how.a_axes).reshape(how.a_shape), b.transpose(how.b_axes).reshape(how.b_shape)
+    return np.matmul(a, b).reshape(how.y_shape).transpose(how.y_axes)

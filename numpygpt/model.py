@@ -1,6 +1,7 @@
 r"""The Transformer language model: from token ids to the logits of what comes next."""
 
 import math
+from typing import Self
 
 import numpy as np
 from jaxtyping import Float, Integer
@@ -8,7 +9,7 @@ from jaxtyping import Float, Integer
 from numpygpt.array import Array, check_ids
 from numpygpt.cache import KeyValueCache
 from numpygpt.config import TransformerConfig
-from numpygpt.init import Seed
+from numpygpt.init import Blank, Seed
 from numpygpt.layers.block import DecoderBlock, make_norm, make_rope
 from numpygpt.layers.dropout import Dropout
 from numpygpt.layers.embedding import Embedding
@@ -69,11 +70,16 @@ class TransformerLM(Module):
         self.lm_head = Linear(d_model, vocab_size, dtype=dtype, rng=rng)
         if config.tie_embeddings:
             self.lm_head.weight = self.token_embeddings.weight
-        if config.init == "gpt2":
+        if config.init == "gpt2" and not isinstance(rng, Blank):
             self._start_like_gpt2(rng)
         for name, p in self.named_parameters():
             p.name = name
         self.flat = FlatBuffer(sorted(self.parameters(), key=lambda p: not p.decays))
+
+    @classmethod
+    def blank(cls, config: TransformerConfig, *, dtype: np.typing.DTypeLike = np.float32) -> Self:
+        """Return a model whose weights are about to be read: no start is drawn, and only one copy of them is made."""
+        return cls(config, dtype=dtype, rng=Blank(np.random.PCG64(0)))
 
     def _start_like_gpt2(self, rng: np.random.Generator) -> None:
         """Draw every matrix with deviation 0.02, those that write into the residual with 0.02 / sqrt(2 L)."""

@@ -135,6 +135,7 @@ class FlatBuffer:
 
     def freeze(self, frozen: bool = True) -> None:
         """Give up the gradients: the parameters learn no more. Or let them learn, from gradients of zero."""
+        # Unlike those of zeros_like, these zeros take no memory until they are used.
         self.grad = None if frozen else np.zeros(self.value.shape, self.value.dtype, like=self.value)
         self._place()
 

@@ -18,8 +18,9 @@ from strategies import (
     watch_relus,
 )
 
-from numpygpt.config import CHOICES, TransformerConfig
-from numpygpt.layers import DecoderBlock
+from numpygpt.config import CHOICES, RopeScaling, TransformerConfig
+from numpygpt.layers import DecoderBlock, RotaryPositionalEmbedding
+from numpygpt.layers.block import make_rope
 
 LIMIT = 6
 configs = st.builds(
@@ -108,3 +109,11 @@ def test_the_parts_take_their_settings_from_the_config():
     assert block.attn.k_proj.weight.shape == (4, 8) and block.ffn.w1.weight.shape == (3, 8)
     plain = DecoderBlock(dataclasses.replace(TransformerConfig(5, 4, 8, 1, 2), norm="layernorm", positions="none"))
     assert plain.ln1.bias is None and plain.attn.q_rope is None
+
+
+def test_rope_is_made_as_the_config_has_it():
+    scaling = RopeScaling("linear", 3.0)
+    config = TransformerConfig(5, 9, 12, 1, 2, rope_theta=70.0, rope_layout="half", rope_scaling=scaling)
+    made, want = make_rope(config, np.float64), RotaryPositionalEmbedding(70.0, 6, 9, "half", scaling, dtype=np.float64)
+    assert made.layout == "half"
+    assert np.array_equal(made.turn, want.turn)

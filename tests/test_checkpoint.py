@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -13,26 +14,50 @@ import safetensors.numpy
 
 from numpygpt import checkpoint, durable, tensorfile
 from numpygpt.checkpoint import CheckpointError
-from numpygpt.config import TransformerConfig
+from numpygpt.config import RopeScaling, TransformerConfig
 from numpygpt.data import CharTokenizer
 from numpygpt.model import TransformerLM
 from numpygpt.optim import AdamW
 
 CONFIG = TransformerConfig(vocab_size=5, context_length=4, d_model=8, num_layers=2, num_heads=2)
 IDS = np.array([[0, 1, 2, 3]])
+FILES = ["model.safetensors", "config.json", "training.safetensors", "tokenizer.json"]
+
+
+LAYERNORM = {"norm": "layernorm", "positions": "learned", "ffn": "gelu_tanh"}
+KINDS = {
+    "llama": {},
+    "tied": {"tie_embeddings": True},
+    "half": {"rope_layout": "half", "num_kv_heads": 1},
+    "grouped": {"num_kv_heads": 1, "rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 64)},
+    "gpt2": {**LAYERNORM, "bias": True, "tie_embeddings": True},
+    "none of Hugging Face's": {**LAYERNORM, "norm_position": "post", "rope_layout": "half"},
+}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_loaded_model_is_the_saved_one(tmp_path, dtype, tied):
-    config = TransformerConfig(**{**vars(CONFIG), "tie_embeddings": tied})
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
+def test_a_loaded_model_is_the_saved_one(tmp_path, dtype, changes):
+    config = dataclasses.replace(CONFIG, **changes)
     model = TransformerLM(config, dtype=dtype, rng=0)
     checkpoint.save(tmp_path / "new" / "folder", model, state={"step": 7})
     loaded, state = checkpoint.load(tmp_path / "new" / "folder")
     assert state == {"step": 7}
     assert loaded.config == config
     assert loaded.flat.value.dtype == dtype
+    assert np.array_equal(loaded.flat.value, model.flat.value)
     assert np.array_equal(loaded.forward(IDS), model.forward(IDS))
+
+
+def test_weights_have_hugging_faces_names_where_it_has_such_models(tmp_path):
+    for name, first, changes in (
+        ("llama", "lm_head.weight", {}),
+        ("gpt2", "transformer.h.0.attn.c_attn.bias", KINDS["gpt2"]),
+        ("ours", "layers.0.attn.k_proj.weight", {"norm_position": "post"}),
+    ):
+        checkpoint.save(tmp_path / name, TransformerLM(dataclasses.replace(CONFIG, **changes), rng=0))
+        assert min(safetensors.numpy.load_file(tmp_path / name / "model.safetensors")) == first
+        assert (tmp_path / name / "config.json").exists() == (name != "ours")
 
 
 class Bomb:
@@ -107,6 +132,18 @@ def test_what_is_no_checkpoint_is_refused_by_name(tmp_path, monkeypatch, write, 
         checkpoint.load(tmp_path)
     assert str(path) in str(raised.value)
     assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
+def test_a_model_of_the_format_with_our_names_is_still_read(tmp_path, changes):
+    config = dataclasses.replace(CONFIG, **changes)
+    model, fields = TransformerLM(config, rng=0), dataclasses.asdict(config)
+    if config.rope_scaling is None:
+        del fields["rope_scaling"]
+    write_header(tmp_path / "model.safetensors", model.state_dict(), format=2, config=fields)
+    loaded, _ = checkpoint.load(tmp_path)
+    assert loaded.config == config
+    assert np.array_equal(loaded.flat.value, model.flat.value)
 
 
 def test_a_model_of_the_format_without_checksums_is_still_read(tmp_path):
@@ -279,7 +316,7 @@ def test_a_limit_on_the_size_of_files_is_survived(tmp_path, size):
     assert checkpoint.newest_whole(tmp_path) == (tmp_path / "step-00000001", {})
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "training.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize("name", FILES)
 def test_a_truncated_file_is_found_and_the_one_before_taken(tmp_path, name):
     save_step(tmp_path, 1)
     path = save_step(tmp_path, 2) / name
@@ -295,7 +332,7 @@ def test_a_truncated_file_is_found_and_the_one_before_taken(tmp_path, name):
     assert f"{path} doesn't exist" in str(damaged[tmp_path / "step-00000002"])
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "training.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize("name", FILES)
 def test_a_flipped_bit_is_found_wherever_it_is(tmp_path, name):
     path = save_step(tmp_path, 1) / name
     content = path.read_bytes()
@@ -313,7 +350,7 @@ def test_bit_rot_in_a_tensor_names_it(tmp_path):
     content = bytearray(path.read_bytes())
     header_length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + header_length])
-    for name in ("layers.1.ffn.w2.weight", "ln_final.weight"):
+    for name in ("model.layers.1.mlp.down_proj.weight", "model.norm.weight"):
         rotten = content.copy()
         rotten[8 + header_length + header[name]["data_offsets"][0]] ^= 1
         path.write_bytes(rotten)

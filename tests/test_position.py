@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import batch_shapes, check, positions, rngs, sizes, unit_scale
 
+from numpygpt.config import RopeScaling
 from numpygpt.layers import LearnedPositions, RotaryPositionalEmbedding, SinusoidalPositions
 
 LIMIT = 12
@@ -70,6 +71,38 @@ def test_rope_turns_pair_i_by_position_times_theta_to_minus_2i_over_d(rng, d_k, 
     np.testing.assert_allclose(y[:, 0::2] + 1j * y[:, 1::2], want, atol=1e-12)
     to_half = [*range(0, d_k, 2), *range(1, d_k, 2)]
     np.testing.assert_allclose(rope(d_k, "half", theta)(x[:, to_half], np.arange(LIMIT)), y[:, to_half], atol=1e-14)
+
+
+@given(rngs, st.sampled_from([1.0, 2.0, 40.0]))
+def test_a_linear_scaling_is_a_position_divided(rng, factor):
+    x, t = rng.standard_normal((LIMIT, 4)), np.arange(LIMIT)
+    layer = RotaryPositionalEmbedding(7.0, 4, LIMIT, scaling=RopeScaling("linear", factor), dtype=np.float64)
+    pairs = (x[:, 0::2] + 1j * x[:, 1::2]) * np.exp(1j * t[:, None] / factor * 7.0 ** (-np.arange(2) / 2))
+    np.testing.assert_allclose(layer(x, t), np.stack([pairs.real, pairs.imag], -1).reshape(x.shape), atol=1e-12)
+
+
+def test_llama3_lowers_slow_frequencies_and_no_fast_ones():
+    """In three cases by the wavelength, as Llama 3.1's code has it."""
+    theta, d_k, factor, low, high, context = 500000.0, 64, 8.0, 1.0, 4.0, 8192
+    cases = set()
+    for i, turn in enumerate(
+        RotaryPositionalEmbedding(
+            theta, d_k, 2, scaling=RopeScaling("llama3", factor, low, high, context), dtype=np.float64
+        ).turn[1]
+    ):
+        frequency = theta ** (-2 * i / d_k)
+        wavelength = 2 * math.pi / frequency
+        if wavelength < context / high:
+            cases.add("fast")
+        elif wavelength > context / low:
+            cases.add("slow")
+            frequency /= factor
+        else:
+            cases.add("between")
+            smooth = (context / wavelength - low) / (high - low)
+            frequency = (1 - smooth) * frequency / factor + smooth * frequency
+        assert np.angle(turn) == pytest.approx(frequency, rel=1e-9)
+    assert cases == {"fast", "between", "slow"}
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))

@@ -37,6 +37,11 @@ def by_one_head(groups, do):
 
 
 WRONG = [
+    wrong("without its factor", (eq.LoRALinear, "dA"), lambda dh, x: dh.T @ x),
+    wrong("its factor twice", (eq.LoRALinear, "dB"), lambda gamma, dy, h: gamma * dy.T @ h),
+    wrong("the adapter's path dropped", (eq.LoRALinear, "dx"), lambda dy, W: dy @ W),
+    wrong("W's path dropped", (eq.LoRALinear, "dx"), lambda gamma, dh, A: gamma * dh @ A),
+    wrong("merged without the factor", (eq.LoRALinear, "y_merged"), lambda W, B, A: W + B @ A, in_place_of="M"),
     wrong("one position only", (eq.Linear, "dW"), lambda dy, x: np.outer(dy[0], x[0])),
     wrong("one output only", (eq.Linear, "dx"), lambda dy, W: np.outer(dy[:, 0], W[0])),
     wrong("every output by every bias", (eq.Linear, "dy_db"), lambda b: table(lambda n, o, p: 1, N, F, F)),

@@ -1,16 +1,20 @@
 """Hugging Face's Llama and GPT-2, at random sizes and with random weights, are our model with the parts so named.
 
 Logits, loss and every gradient agree in float64. Nothing is downloaded. Two tables say which of their parameters is
-which of ours; one that is missing in a table, on either side, is an error.
+which of ours; one that is missing in a table, on either side, is an error. Then the same by way of folders: what
+transformers has saved our loader opens, and what we have saved transformers opens.
 
 What has no counterpart here, and is left out: heads of another width than d_model / num_heads (Llama's `head_dim`),
-biases in attention or in the feed-forward layers alone, scaled rotary frequencies, padding masks, and positions that
-start again inside a sequence (Hugging Face takes what follows for another sequence, and hides one from the other).
+biases in attention or in the feed-forward layers alone, other scalings of rotary frequencies than two, padding masks,
+and positions that start again inside a sequence (Hugging Face takes what follows for another sequence, and hides one
+from the other).
 """
 
 import contextlib
 import dataclasses
 import re
+import tempfile
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -20,12 +24,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import rngs
 
-from numpygpt.config import TransformerConfig
+from numpygpt import huggingface
+from numpygpt.config import RopeScaling, TransformerConfig
 from numpygpt.layers import CrossEntropy
 from numpygpt.model import TransformerLM
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+pytest.importorskip("safetensors.torch")  # here, and not for the first time where torch's names mean other dtypes
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 LIMIT = 12  # the longest sequence
@@ -118,7 +124,7 @@ def llama(config, attention):
             num_attention_heads=config.num_heads,
             num_key_value_heads=config.num_kv_heads,
             max_position_embeddings=config.context_length,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+            rope_parameters={"rope_theta": config.rope_theta, **scaling_of_theirs(config.rope_scaling)},
             rms_norm_eps=config.norm_eps,
             hidden_act=activations[config.ffn],
             attention_bias=config.bias,
@@ -127,6 +133,21 @@ def llama(config, attention):
             attn_implementation=attention,
         )
     )
+
+
+def scaling_of_theirs(scaling):
+    """Their words for a scaling of ours."""
+    if scaling is None:
+        return {"rope_type": "default"}
+    if scaling.kind == "linear":
+        return {"rope_type": "linear", "factor": scaling.factor}
+    return {
+        "rope_type": "llama3",
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low_freq_factor,
+        "high_freq_factor": scaling.high_freq_factor,
+        "original_max_position_embeddings": scaling.original_context,
+    }
 
 
 def gpt2(config, attention):
@@ -207,6 +228,8 @@ def compare(*drawn):
     assert_all_close(our_gradients, gradients)
 
 
+# Of the latter, pairs of features turn slowly, fast, and in between.
+SCALINGS = [RopeScaling("llama3", 4.0, 0.5, 1.0, 10), RopeScaling("llama3", 2.0, 0.1, 1.5, 8)]
 attentions = st.sampled_from(["eager", "sdpa"])
 batches, lengths = st.integers(1, 3), st.integers(2, LIMIT - 3)
 sizes = {
@@ -228,6 +251,7 @@ llamas = {
     "heads": st.sampled_from([(1, 1), (2, 2), (2, 1), (3, 1), (4, 2), (4, 1), (6, 2), (6, 3)]),
     "d_k": st.sampled_from([2, 4, 6, 8]),
     "rope_theta": st.sampled_from([10000.0, 500000.0, 20.0]),
+    "rope_scaling": st.sampled_from([None, RopeScaling("linear", 3.0), *SCALINGS]),
     "ffn": st.sampled_from(list(LLAMA_FFN.values())),
     "bias": st.booleans(),
     **sizes,
@@ -259,6 +283,78 @@ def test_gpt2(config, attention, rng, batch, length):
     compare(gpt2, config, attention, rng, batch, length)
 
 
+# By way of folders
+
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+interleaved = st.builds(with_heads, **llamas)
+cases = st.one_of(st.tuples(st.just(llama), interleaved), st.tuples(st.just(gpt2), gpt2s))
+
+
+def opened(folder, dtype, attention="eager"):
+    """The model that transformers finds in a folder."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation=attention, local_files_only=True
+    )
+    return model.eval()
+
+
+def opened_in_float64(folder, attention):
+    """The same, computing in float64 throughout: it is made in that light, and then given what was read."""
+    model = opened(folder, torch.float64, attention)
+    with float64():
+        twin = type(model)(model.config).double().eval()
+    twin.load_state_dict(model.state_dict())
+    return twin
+
+
+@given(cases, attentions, rngs, batches, lengths, st.sampled_from(DTYPES), st.sampled_from(["1KB", "1GB"]))
+@pytest.mark.filterwarnings("ignore:attn_pdrop")
+def test_a_folder_of_theirs_is_opened_and_one_of_ours_by_them(pair, attention, rng, batch, length, dtype, shards):
+    pytest.importorskip("ml_dtypes")
+    make, config = pair
+    case = inputs(config, rng, batch, length)
+    with tempfile.TemporaryDirectory() as temporary:
+        theirs, ours = Path(temporary) / "theirs", Path(temporary) / "ours"
+        at_random(make, config, attention, rng).to(dtype).save_pretrained(theirs, max_shard_size=shards)
+        reference = opened_in_float64(theirs, attention)
+        with float64():
+            logits, loss, gradients = run_theirs(reference, *case)
+        model = huggingface.load(theirs, dtype=np.float64)
+        our_logits, our_loss, our_gradients = run_ours(model, *case)
+        rope = ("interleaved", config.d_model // config.num_heads) if make is llama else None
+        assert_close(our_logits, logits, "logits")
+        assert_close(our_loss, loss, "loss")
+        assert_all_close(our_gradients, by_our_names(TABLES[make], gradients, rope))
+        huggingface.save(ours, model)
+        again = opened_in_float64(ours, attention)
+        with float64():
+            assert_close(run_theirs(again, *case)[0], our_logits, "logits of our folder")
+
+
+def test_a_mistral_is_opened_and_its_window_bounds_the_context(tmp_path):
+    config = transformers.MistralConfig(
+        vocab_size=11,
+        hidden_size=24,
+        intermediate_size=20,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=LIMIT,
+        sliding_window=7,
+        initializer_range=0.3,
+    )
+    theirs = transformers.MistralForCausalLM(config).eval()
+    theirs.save_pretrained(tmp_path)
+    model = huggingface.load(tmp_path)
+    assert model.config.context_length == 7
+    ids = np.random.default_rng(0).integers(0, 11, (2, LIMIT))
+    with torch.no_grad():
+        assert deviation(model.forward(ids[:, :7]), theirs(torch.tensor(ids[:, :7])).logits) < 1e-5
+        hidden, seen = (theirs(torch.tensor(text)).logits[:, -1] for text in (ids[:, :8], ids[:, 1:8]))
+    assert deviation(hidden, seen) > 1e-3  # in a longer text, through a second layer, one position more is seen
+
+
 # That the comparison can fail
 
 
@@ -280,6 +376,32 @@ A_GPT2 = with_heads(
 )
 
 
+FLOAT32 = {
+    "llama": (llama, A_LLAMA),
+    "linear": (llama, dataclasses.replace(A_LLAMA, rope_scaling=RopeScaling("linear", 3.0), rope_theta=30.0)),
+    "llama3": (llama, dataclasses.replace(A_LLAMA, rope_scaling=SCALINGS[0], tie_embeddings=True)),
+    "gpt2": (gpt2, A_GPT2),
+    "gpt2, untied": (gpt2, dataclasses.replace(A_GPT2, tie_embeddings=False, d_ff=20)),
+}
+
+
+@pytest.mark.parametrize(("make", "config"), FLOAT32.values(), ids=FLOAT32)
+@pytest.mark.filterwarnings("ignore:attn_pdrop")
+def test_in_float32_folders_agree_as_far_as_that_goes(make, config, tmp_path):
+    rng = np.random.default_rng(0)
+    ids, positions, *_ = inputs(config, rng, 2, 9)
+    at_random(make, config, "eager", rng).float().save_pretrained(tmp_path / "theirs")
+    model = huggingface.load(tmp_path / "theirs")
+    huggingface.save(tmp_path / "ours", model)
+    logits = model.forward(ids, positions)
+    assert logits.dtype == np.float32
+    for folder in (tmp_path / "theirs", tmp_path / "ours"):
+        reference = opened(folder, torch.float32)
+        with torch.no_grad():
+            reference_logits = reference(torch.tensor(ids), position_ids=torch.tensor(positions)).logits
+        assert deviation(logits, reference_logits) < 1e-5
+
+
 def exchanged(table, one, other):
     return table | {one: table[other], other: table[one]}
 
@@ -291,6 +413,7 @@ MISTAKES = {
     "norms": (llama, exchanged(LLAMA, LAYER + "input_layernorm", LAYER + "post_attention_layernorm"), {}),
     "rope layout": (llama, LLAMA, {"rope_layout": "interleaved"}),
     "theta": (llama, LLAMA, {"rope_theta": 10001.0}),
+    "scaling": (llama, LLAMA, {"rope_scaling": RopeScaling("linear", 1.01)}),
     "eps": (llama, LLAMA, {"norm_eps": 1.1e-3}),
     "values for keys": (gpt2, GPT2 | {"transformer.h.#.attn.c_attn": [f"layers.#.attn.{x}_proj" for x in "qvk"]}, {}),
     "exact gelu": (gpt2, GPT2, {"ffn": "gelu"}),

@@ -34,7 +34,8 @@ def make_ffn(config: TransformerConfig, dtype: np.typing.DTypeLike, rng: Seed) -
 def make_rope(config: TransformerConfig, dtype: np.typing.DTypeLike) -> RotaryPositionalEmbedding:
     """Return a new RoPE as the config has it."""
     d_k = config.d_model // config.num_heads
-    return RotaryPositionalEmbedding(config.rope_theta, d_k, config.context_length, config.rope_layout, dtype=dtype)
+    length, layout, scaling = config.context_length, config.rope_layout, config.rope_scaling
+    return RotaryPositionalEmbedding(config.rope_theta, d_k, length, layout, scaling, dtype=dtype)
 
 
 class DecoderBlock(Module):

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from numpygpt.array import Array, at_least_float32, check_features, check_ids, check_positive
+from numpygpt.config import RopeScaling
 from numpygpt.init import Seed
 from numpygpt.layers.embedding import Embedding
 from numpygpt.module import Module
@@ -108,27 +109,46 @@ class RotaryPositionalEmbedding(Module):
     The two differ by a fixed permutation of the features of q and k. A model made with one and run with the other
     gives fluent nonsense, and no error.
 
+    **Frequencies.** Each pair turns at its own:
+
+    $$\omega_i = \theta^{-2i/d_k} \tag{1}$$
+
+    A model meets angles in longer texts that it was never trained on. `scaling` therefore lowers the frequencies by a
+    factor $f$, "linear" all of them (Chen et al., 2023, arXiv:2306.15595, eq. 4: position $t/f$ in place of $t$):
+
+    $$\omega'_i = \omega_i / f \tag{2}$$
+
+    "llama3" (Llama 3.1's `apply_scaling`, which gives (4) in three cases) spares those that tell neighbours apart.
+    Within the original context of $C$ tokens pair $i$ makes $n_i$ turns. Up to $l$ (`low_freq_factor`) turns its
+    frequency is lowered wholly, from $h$ (`high_freq_factor`) on not at all, and between by a share that falls evenly:
+
+    $$n_i = \frac{C\, \omega_i}{2\pi}, \qquad s_i = \min\Big(\max\Big(\frac{n_i - l}{h - l},\, 0\Big),\, 1\Big)
+      \tag{3}$$
+    $$\omega'_i = (1 - s_i)\, \omega_i / f + s_i\, \omega_i \tag{4}$$
+
+    Without scaling $\omega' = \omega$.
+
     **Forward**, at position $t$, with a pair written $(x_1, x_2)$:
 
-    $$\phi_{ti} = t\; \theta^{-2i/d_k} \tag{1}$$
+    $$\phi_{ti} = t\; \omega'_i \tag{5}$$
     $$\begin{pmatrix} y_1 \\ y_2 \end{pmatrix} = R(\phi) \begin{pmatrix} x_1 \\ x_2 \end{pmatrix}, \qquad
-      R(\phi) = \begin{pmatrix} \cos\phi & -\sin\phi \\ \sin\phi & \cos\phi \end{pmatrix} \tag{2}$$
+      R(\phi) = \begin{pmatrix} \cos\phi & -\sin\phi \\ \sin\phi & \cos\phi \end{pmatrix} \tag{6}$$
 
     Read as one complex number (eqs. 12 and 13 there), a pair is turned by one product, which NumPy does ten times as
     fast as four real ones of every other feature:
 
-    $$y_1 + \mathrm i\, y_2 = e^{\mathrm i \phi}\, (x_1 + \mathrm i\, x_2) \tag{3}$$
+    $$y_1 + \mathrm i\, y_2 = e^{\mathrm i \phi}\, (x_1 + \mathrm i\, x_2) \tag{7}$$
 
-    **Backward**, given $(\bar y_1, \bar y_2)$. (2) is linear, so its Jacobian is $R$ itself, and the gradient is
+    **Backward**, given $(\bar y_1, \bar y_2)$. (6) is linear, so its Jacobian is $R$ itself, and the gradient is
     multiplied by its transpose:
 
     $$\bar x_1 = \bar y_1 \frac{\partial y_1}{\partial x_1} + \bar y_2 \frac{\partial y_2}{\partial x_1}
       = \cos\phi\; \bar y_1 + \sin\phi\; \bar y_2, \qquad \bar x_2 = -\sin\phi\; \bar y_1 + \cos\phi\; \bar y_2
-      \tag{4}$$
+      \tag{8}$$
 
     Cosine is even and sine odd, so this is a turn by $-\phi$:
 
-    $$\bar x = R(\phi)^\top \bar y = R(-\phi)\, \bar y \tag{5}$$
+    $$\bar x = R(\phi)^\top \bar y = R(-\phi)\, \bar y \tag{9}$$
 
     **Reading.** The gradient is turned back by the angle by which the value was turned: backward is forward with the
     conjugate factor, and undoes it. Rotations keep lengths. And
@@ -142,6 +162,7 @@ class RotaryPositionalEmbedding(Module):
         d_k: int,
         max_seq_len: int,
         layout: str = "interleaved",
+        scaling: RopeScaling | None = None,
         *,
         dtype: np.typing.DTypeLike = np.float32,
     ):
@@ -153,8 +174,22 @@ class RotaryPositionalEmbedding(Module):
         if layout not in ("interleaved", "half"):
             raise ValueError(f'layout must be "interleaved" or "half", not {layout!r}')
         self.d_k, self.max_seq_len, self.layout = d_k, max_seq_len, layout
-        angle = np.arange(max_seq_len)[:, None] * float(theta) ** (-np.arange(0, d_k, 2) / d_k)  # (1)
-        self.turn = np.exp(1j * angle).astype(np.result_type(dtype, np.complex64))  # of (3)
+        frequency = float(theta) ** (-np.arange(0, d_k, 2) / d_k)  # (1)
+        if scaling is not None:
+            frequency = self.scaled(frequency, scaling)
+        angle = np.arange(max_seq_len)[:, None] * frequency  # (5)
+        self.turn = np.exp(1j * angle).astype(np.result_type(dtype, np.complex64))  # of (7)
+
+    @staticmethod
+    def scaled(frequency: Array, scaling: RopeScaling) -> Array:
+        """Return the frequencies that take the place of these."""
+        lowered = frequency / scaling.factor  # (2)
+        if scaling.kind == "linear":
+            return lowered
+        turns = scaling.original_context * frequency / (2 * math.pi)
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        share = np.clip((turns - low) / (high - low), 0, 1)  # (3)
+        return (1 - share) * lowered + share * frequency  # (4)
 
     def forward(
         self, x: Float[Array, "... seq d_k"], token_positions: Integer[Array, "..."]
@@ -164,15 +199,15 @@ class RotaryPositionalEmbedding(Module):
         check_positions(token_positions, x, self.max_seq_len)
         turn = self.turn[token_positions]
         self.saved = turn
-        return self.rotate(x, turn)  # (3), which is (2)
+        return self.rotate(x, turn)  # (7), which is (6)
 
     def backward(self, dy: Float[Array, "... seq d_k"]) -> Float[Array, "... seq d_k"]:
         """Return the gradient of x: dy turned back."""
         turn = self.saved
-        return self.rotate(dy, np.conj(turn))  # (5), from (4)
+        return self.rotate(dy, np.conj(turn))  # (9), from (8)
 
     def rotate(self, x: Array, turn: Array) -> Array:
-        """Multiply every pair of x, read as a complex number, by `turn` (..., seq, d_k/2), as (3) says."""
+        """Multiply every pair of x, read as a complex number, by `turn` (..., seq, d_k/2), as (7) says."""
         dtype, half = x.dtype, self.d_k // 2
         x = np.ascontiguousarray(x) if x.strides[-1] != x.itemsize else x
         if self.layout == "half":

@@ -2,10 +2,11 @@
 
 import numpy as np
 from symbolic import gradient, same_as, table
-from sympy import I, Integer, Rational, cos, exp, expand, sin
+from sympy import I, Integer, Max, Min, Rational, cos, exp, expand, pi, sin
 
 from equations.sizes import D, T, V, positive, symbols
 from numpygpt import layers
+from numpygpt.config import RopeScaling
 
 
 class SinusoidalPositions:
@@ -71,9 +72,20 @@ class RoPE:
         t_=np.array([Integer(1), Integer(3)]),
         theta=positive("theta"),
         d_k=4,
+        f=Integer(3),
+        C=Integer(20),  # in which the first pair makes 20 / (2 pi), more than 3, turns, and the second more
+        low=Integer(2),
+        high=Integer(4),
         dy=symbols("dy", T, 4),
     )
-    cases = {layout: dict(layout=layout) for layout in ("interleaved", "half")}
+    cases = {
+        "interleaved": dict(layout="interleaved", kind=None),
+        "half": dict(layout="half", kind=None),
+        "linear": dict(layout="interleaved", kind="linear"),
+        "llama3": dict(layout="interleaved", kind="llama3"),
+        "llama3, all slow": dict(layout="interleaved", kind="llama3", low=Integer(20), high=Integer(40)),
+        "llama3, all fast": dict(layout="interleaved", kind="llama3", low=Integer(1), high=Integer(2)),
+    }
 
     def pairs(layout, d_k):
         half = d_k // 2
@@ -85,9 +97,30 @@ class RoPE:
     def x2(x, pairs):
         return x[:, [second for _, second in pairs]]
 
-    def phi(t_, theta, d_k):
-        r"""\phi_{ti} = t\; \theta^{-2i/d_k} \tag{1}"""
-        return table(lambda t, i: t_[t] * theta ** Rational(-2 * i, d_k), len(t_), d_k // 2)
+    def omega(theta, d_k):
+        r"""\omega_i = \theta^{-2i/d_k} \tag{1}"""
+        return table(lambda i: theta ** Rational(-2 * i, d_k), d_k // 2)
+
+    def omega_linear(omega, f):
+        r"""\omega'_i = \omega_i / f \tag{2}"""
+        return omega / f
+
+    def n(C, omega):
+        r"""n_i = \frac{C\, \omega_i}{2\pi}, \qquad"""
+        return C * omega / (2 * pi)
+
+    def s(n, low, high):
+        r"""s_i = \min\Big(\max\Big(\frac{n_i - l}{h - l},\, 0\Big),\, 1\Big) \tag{3}"""
+        return table(lambda i: Min(Max((n[i] - low) / (high - low), 0), 1), len(n))
+
+    def omega_llama3(s, omega, f):
+        r"""\omega'_i = (1 - s_i)\, \omega_i / f + s_i\, \omega_i \tag{4}"""
+        return (1 - s) * omega / f + s * omega
+
+    def phi(t_, omega, omega_linear, omega_llama3, kind):
+        r"""\phi_{ti} = t\; \omega'_i \tag{5}"""
+        frequency = {None: omega, "linear": omega_linear, "llama3": omega_llama3}[kind]
+        return table(lambda t, i: t_[t] * frequency[i], len(t_), len(frequency))
 
     def y_pairs(R, phi, x1, x2):
         r"""\begin{pmatrix} y_1 \\ y_2 \end{pmatrix} = R(\phi) \begin{pmatrix} x_1 \\ x_2 \end{pmatrix}, \qquad"""
@@ -95,12 +128,12 @@ class RoPE:
         return np.array(turned).reshape(*phi.shape, 2)
 
     def R():
-        r"""R(\phi) = \begin{pmatrix} \cos\phi & -\sin\phi \\ \sin\phi & \cos\phi \end{pmatrix} \tag{2}"""
+        r"""R(\phi) = \begin{pmatrix} \cos\phi & -\sin\phi \\ \sin\phi & \cos\phi \end{pmatrix} \tag{6}"""
         return lambda phi: np.array([[cos(phi), -sin(phi)], [sin(phi), cos(phi)]])
 
     @same_as("y_pairs")
     def y_by_product(phi, x1, x2):
-        r"""y_1 + \mathrm i\, y_2 = e^{\mathrm i \phi}\, (x_1 + \mathrm i\, x_2) \tag{3}"""
+        r"""y_1 + \mathrm i\, y_2 = e^{\mathrm i \phi}\, (x_1 + \mathrm i\, x_2) \tag{7}"""
         products = [
             expand(exp(I * p) * (a + I * b), complex=True) for p, a, b in zip(phi.flat, x1.flat, x2.flat, strict=True)
         ]
@@ -128,7 +161,7 @@ class RoPE:
 
     @gradient("x2")
     def dx2(phi, dy1, dy2):
-        r"""\bar x_2 = -\sin\phi\; \bar y_1 + \cos\phi\; \bar y_2 \tag{4}"""
+        r"""\bar x_2 = -\sin\phi\; \bar y_1 + \cos\phi\; \bar y_2 \tag{8}"""
         return table(lambda *i: -sin(phi[i]) * dy1[i] + cos(phi[i]) * dy2[i], *phi.shape)
 
     @gradient("x")
@@ -138,11 +171,16 @@ class RoPE:
 
     @gradient("x")
     def dx(R, phi, dy1, dy2, pairs):
-        r"""= R(-\phi)\, \bar y \tag{5}"""
+        r"""= R(-\phi)\, \bar y \tag{9}"""
         return in_place(RoPE.y_pairs(R, -phi, dy1, dy2), pairs)
 
-    def code(x, t_, theta, d_k, layout, dy):
-        layer = layers.RotaryPositionalEmbedding(theta, d_k, 4, layout, dtype=np.float64)
+    def code(x, t_, theta, d_k, layout, kind, f, C, low, high, dy):
+        scaling = {
+            None: None,
+            "linear": RopeScaling("linear", float(f)),
+            "llama3": RopeScaling("llama3", float(f), float(low), float(high), int(C)),
+        }[kind]
+        layer = layers.RotaryPositionalEmbedding(theta, d_k, 4, layout, scaling, dtype=np.float64)
         return {"y": layer(x, t_.astype(int)), "dx": layer.backward(dy)}
 
 
