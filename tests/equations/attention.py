@@ -177,7 +177,7 @@ class MultiHeadAttention:
         return turn("y", k_split)
 
     def turn(position, theta):
-        known = dict(t_=position, theta=theta, d_k=d_k, layout="half")
+        known = RoPE.given | dict(t_=position, theta=theta, d_k=d_k, layout="half", kind=None)
 
         def by(quantity, z):
             heads = np.moveaxis(z.reshape(G, T, -1, d_k), 1, 2)
