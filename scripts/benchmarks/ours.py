@@ -13,6 +13,7 @@ def make_trainer(size: Size, weights: Weights, threads: int) -> Trainer:
     """Return a trainer whose learning rate stays the same. Its batches come from outside, so it has no tokens."""
     model = TransformerLM(size.config)
     model.load_state_dict(weights)
+    weights.clear()  # forked workers would keep them for good
     config = TrainConfig(
         batch_size=size.batch_size,
         lr=LR,
