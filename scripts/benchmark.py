@@ -8,6 +8,7 @@ status 1, unless the first three losses of all agree. The bound is the time of t
     python scripts/benchmark.py --grow context      a step's time against the context: a table and a plot
     python scripts/benchmark.py --profile M         where the time of our step goes
     python scripts/benchmark.py --decode            writing text, beside transformers
+    python scripts/benchmark.py --race tiny         the time to a result, beside nanoGPT's recipe on the same text
 """
 
 import argparse
@@ -18,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
-from benchmarks import decoding, growth, profiling, report
+from benchmarks import decoding, growth, profiling, race, report
 from benchmarks.load import warnings_of_load
 from benchmarks.runner import (
     ChildFailed,
@@ -37,6 +38,7 @@ from benchmarks.sizes import DRESSES, SHAPES, make_size
 from benchmarks.timing import BOUND, CONTENDERS, EAGER, OURS
 from numpygpt.array import check_positive
 from numpygpt.cli import fail, run
+from numpygpt.corpus import DataError
 from numpygpt.threads import usable_cores
 
 TRAINING = "timing.measure_training"
@@ -58,6 +60,7 @@ def read_flags() -> argparse.Namespace:
     modes.add_argument("--grow", choices=growth.GROWN, help="grow the context or the width, all else the same")
     modes.add_argument("--profile", choices=SHAPES, metavar="SIZE", help="our step alone, by layer and by kind of work")
     modes.add_argument("--decode", action="store_true", help="write text, token by token")
+    modes.add_argument("--race", metavar="CORPUS", help="train to the end on tiny Shakespeare (tiny) or another corpus")
     add = parser.add_argument
     add("--contenders", nargs="+", choices=CONTENDERS, metavar="NAME", help=f"some of {', '.join(CONTENDERS)}")
     add("--dress", choices=DRESSES, default="default", help="what the model wears (default: %(default)s)")
@@ -76,10 +79,10 @@ def read_flags() -> argparse.Namespace:
     if args.threads > usable_cores():
         fail(f"--threads {args.threads} is more than the {usable_cores()} usable cores")
     for flag, useless in (
-        ("--contenders", args.contenders and (args.decode or args.profile)),
-        ("--dress", args.dress != "default" and args.decode),
+        ("--contenders", args.contenders and (args.decode or args.profile or args.race)),
+        ("--dress", args.dress != "default" and (args.decode or args.race)),
         ("--plot", args.plot and not args.grow),
-        ("--json", args.json and args.profile),
+        ("--json", args.json and (args.profile or args.race)),
     ):
         if useless:
             fail(f"{flag} has no meaning here: leave it out")
@@ -146,6 +149,17 @@ def decode(args: argparse.Namespace) -> None:
     print(decoding.decoding_table(sizes, timings))
 
 
+def compete(args: argparse.Namespace) -> None:
+    """Print the table of times to a result."""
+    if not installed("torch"):
+        fail('--race is against PyTorch, and there is no torch: pip install -e ".[bench]"')
+    try:
+        finishes = list(race.run_race(args.race, args.threads))
+    except DataError as error:
+        fail(error)
+    print(race.race_table(finishes))
+
+
 def main() -> int:
     """Read the flags, measure and print."""
     args = read_flags()
@@ -155,6 +169,8 @@ def main() -> int:
             profile(args)
         elif args.decode:
             decode(args)
+        elif args.race:
+            compete(args)
         else:
             default = [OURS, EAGER, BOUND] if args.grow else list(CONTENDERS)
             contenders = available(dict.fromkeys(args.contenders or default), print)

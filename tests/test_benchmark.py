@@ -17,10 +17,13 @@ from running import SCRIPTS, run
 
 sys.path.insert(0, str(SCRIPTS))
 import benchmark
-from benchmarks import bound, decoding, growth, profiling, report, runner, sizes, timing
+from benchmarks import bound, decoding, growth, profiling, race, report, runner, sizes, timing
 from numpygpt import forks
+from numpygpt.data import split
 from numpygpt.forks import Forks
+from numpygpt.layers.cross_entropy import CrossEntropy
 from numpygpt.model import TransformerLM
+from numpygpt.train import TrainConfig, Trainer
 
 SLOW = [("compile", "default"), ("compile", "gpt2"), ("jax", "gpt2")]
 TINY = (1, 2, 8, 4, 2, 11)  # layers, heads, width, context, batch, vocabulary
@@ -31,6 +34,7 @@ def main(monkeypatch, *flags, tiny=("S", "M")):
     monkeypatch.setattr(sizes, "SHAPES", dict.fromkeys(tiny, TINY))
     monkeypatch.setattr(benchmark, "SHAPES", sizes.SHAPES)
     monkeypatch.setattr(decoding, "SHAPES", sizes.SHAPES)
+    monkeypatch.setattr(race, "SHAPES", sizes.SHAPES)
     monkeypatch.setattr(sys, "argv", ["benchmark.py", "--seconds", "0", "--threads", "1", *map(str, flags)])
     try:
         return benchmark.main()
@@ -148,6 +152,9 @@ def test_a_contender_that_fails_is_named_in_one_line(monkeypatch, capsys):
         (["--decode", "--dress", "gpt2"], "--dress"),
         (["--profile", "S", "--contenders", "torch"], "--contenders"),
         (["--plot", "x.png"], "--plot"),
+        (["--race", "x.txt", "--json", "raw.json"], "--json"),
+        (["--race", "x.txt", "--dress", "gpt2"], "--dress"),
+        (["--race", "x.txt", "--decode"], "--decode"),
         (["--json", "no/such/folder/raw.json"], "no/such/folder"),
         (["--json", "."], "."),
         (["--round", "3"], "--round"),
@@ -284,3 +291,88 @@ def test_the_memory_of_processes_is_counted_and_what_they_share_once():
     del team
     gc.collect()
     assert timing.peak_mb() < before
+
+
+OURS_SMALL = ["--steps", "3", "--warmup-steps", "1", "--d-model", "8", "--num-layers", "1", "--context-length", "4"]
+SHORT = race.Schedule(steps=3, warmup_steps=1, eval_interval=2, eval_batches=1)
+
+
+def test_a_race_of_both_recipes(monkeypatch, capsys, text):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(race, "SEEDS", (5,))
+    monkeypatch.setattr(race, "RECIPE", [*race.RECIPE, *OURS_SMALL])
+    monkeypatch.setattr(race, "SCHEDULE", SHORT)
+    assert main(monkeypatch, "--race", text) == 0
+    out = capsys.readouterr().out
+    (row,) = [line.split("|")[1:-1] for line in out.splitlines() if line.startswith("| 5 ")]
+    _, theirs, ours, ratio, *losses = map(float, row)
+    assert ratio == pytest.approx(ours / theirs, abs=0.1)  # the seconds are rounded
+    assert all(2 < loss < 4 for loss in losses)  # ln 27 = 3.3, of its characters
+    assert "\nmedian ratio: " in out
+
+
+def test_both_orders_of_a_race_and_its_table(monkeypatch, text):
+    monkeypatch.setattr(race, "run_theirs", lambda corpus, seed, size, threads: race.Finish("nanoGPT", seed, 80, 1.9))
+    monkeypatch.setattr(race, "run_ours", lambda corpus, seed, threads: race.Finish("numpygpt", seed, 8 + seed, 1.8))
+    done = list(race.run_race(str(text), 1))
+    assert [f.contender for f in done] == ["nanoGPT", "numpygpt", "numpygpt", "nanoGPT", "nanoGPT", "numpygpt"]
+    assert [f.seed for f in done] == [0, 0, 1, 1, 2, 2]
+    lines = race.race_table(done).splitlines()
+    assert [cell.strip() for cell in lines[3].split("|")[1:-1]] == ["1", "80.0", "9.0", "0.113", "1.9000", "1.8000"]
+    assert lines[-1] == "median ratio: 0.11 (0.10..0.12)"
+
+
+@pytest.mark.usefixtures("one_torch_thread")
+def test_their_loss_over_the_held_out_tenth_is_taken_as_ours(monkeypatch, text):
+    """Untrained, the two models are one, and so must be its loss."""
+    monkeypatch.setattr(race, "SHAPES", {"S": TINY})
+    size = race.their_size(str(text))
+    _, held_out = split(race.encode(str(text))[1], size.config.context_length)
+    model = TransformerLM(size.config, rng=np.random.default_rng(3))
+    config = TrainConfig(batch_size=size.batch_size)
+    plan = dataclasses.asdict(dataclasses.replace(SHORT, steps=0, warmup_steps=0))
+    theirs = race.train_theirs(str(text), 3, dataclasses.asdict(size), plan, 1)
+    assert theirs["loss"] == pytest.approx(Trainer(model, held_out, held_out, config, 1).evaluate(), abs=1e-5)
+
+
+@pytest.mark.usefixtures("one_torch_thread")
+def test_their_gelu_is_exact(monkeypatch, text):
+    """With weights so large that the other one would tell."""
+    torch, pytorch = pytest.importorskip("torch"), importlib.import_module("benchmarks.pytorch")
+    monkeypatch.setattr(race, "SHAPES", {"S": TINY})
+    config = race.their_size(str(text)).config
+    weights = {name: 20 * w for name, w in TransformerLM(config, rng=0).state_dict().items()}
+    inputs, targets = next(sizes.batches(sizes.Size("S", config, 2)))
+    theirs = pytorch.make_model(config, weights)(torch.from_numpy(inputs), torch.from_numpy(targets)).item()
+    ours = {}
+    for ffn in ("gelu", "gelu_tanh"):
+        model = TransformerLM(dataclasses.replace(config, ffn=ffn))
+        model.load_state_dict(weights)
+        ours[ffn] = CrossEntropy().forward(model.forward(inputs), targets)
+    assert theirs == pytest.approx(ours["gelu"], abs=1e-5)
+    assert abs(theirs - ours["gelu_tanh"]) > 3e-5
+
+
+def test_their_model_is_nanogpts(text):
+    """Its README counts 0.80 million parameters, positions left out, of 65 characters; these are 27."""
+    size = race.their_size(str(text))
+    names = {name.rpartition(".")[2] for name in TransformerLM(size.config).state_dict()}
+    assert names == {"weight"}  # and no bias
+    d = size.config.d_model
+    count = sum(w.size for w in TransformerLM(size.config).state_dict().values()) - 64 * d
+    assert (count + (65 - size.config.vocab_size) * d) / 1e6 == pytest.approx(0.80, abs=0.005)
+    rates = [race.SCHEDULE.learning_rate(step) for step in (0, 99, 1050, 2000)]
+    assert rates == pytest.approx([1e-5, 1e-3, 5.5e-4, 1e-4])
+
+
+def test_a_race_without_a_winner(monkeypatch, capsys, text):
+    monkeypatch.setattr(benchmark, "warnings_of_load", list)
+    monkeypatch.setattr(benchmark, "installed", lambda package: True)
+    monkeypatch.setattr(race, "run_theirs", lambda corpus, seed, *_: race.Finish("nanoGPT", seed, 80, float("nan")))
+    assert main(monkeypatch, "--race", text) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "error: the run is void: with seed 0 the loss of nanoGPT is nan"
+    assert main(monkeypatch, "--race", "no/such/file") == 2
+    assert "error: cannot read no/such/file" in capsys.readouterr().err
+    monkeypatch.setattr(benchmark, "installed", lambda package: False)
+    assert main(monkeypatch, "--race", text) == 2
+    assert 'there is no torch: pip install -e ".[bench]"' in capsys.readouterr().err

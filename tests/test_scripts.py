@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,9 +12,10 @@ import pytest
 from running import SCRIPTS, TEXT, run
 
 from numpygpt import checkpoint
+from numpygpt.train import TrainConfig
 
 sys.path.insert(0, str(SCRIPTS))
-from training.flags import given_flags, make_parser, parse_arguments
+from training.flags import RECIPES, given_flags, make_parser, parse_arguments, words
 
 SMALL = ["--d-model", "16", "--num-layers", "1", "--num-heads", "2", "--context-length", "16", "--batch-size", "4"]
 
@@ -185,6 +187,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_training(text, tmp
         (["--threads", "0"], "threads"),
         (["--vocab-size", "300"], "--tokenizer bpe"),
         (["--ffn", "swish"], "swish"),
+        (["--recipe", "slow"], "slow"),
         (["--corpus", "no/such/file"], "no/such/file"),
         (["--corpus", "."], "."),
         (["--sample-length", "-1"], "sample_length"),
@@ -226,6 +229,7 @@ def test_an_unknown_flag_is_named_in_one_line(script):
         ('{"steps": 2.5}', "--steps"),
         ('{"sample_length": 2.5}', "--sample-length"),
         ('{"tokenizer": "words"}', "--tokenizer"),
+        ('{"recipe": "slow"}', "--recipe"),
     ],
 )
 def test_a_config_with_a_value_of_another_kind_is_refused_by_name(tmp_path, monkeypatch, capsys, content, named):
@@ -250,6 +254,44 @@ def test_what_is_null_in_a_config_is_as_if_it_were_not_there(tmp_path, monkeypat
     assert (args.seed, args.d_ff, args.lr) == (0, None, 0.5)
     assert (args.bias, args.tie_embeddings, args.corpus) == (True, False, "-x")
     assert given_flags(parser) == {"config", "lr"}
+
+
+def flags_of(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["train_shakespeare.py", *map(str, words)])
+    return parse_arguments(make_parser(""))
+
+
+def test_a_recipe_gives_the_flags_that_are_not_given(tmp_path, monkeypatch, capsys):
+    path, fast = tmp_path / "config.json", RECIPES["fast"]
+    assert vars(make_parser("").parse_args(words(fast))).items() >= fast.items()  # such flags there are
+    assert vars(flags_of(monkeypatch, "--recipe", "fast")).items() >= fast.items()
+    args = flags_of(monkeypatch, "--steps", 7, "--recipe", "fast")
+    assert (args.steps, args.eval_interval) == (7, fast["eval_interval"])
+    path.write_text('{"recipe": "fast", "steps": 8}')
+    args = flags_of(monkeypatch, "--config", path, "--seed", 1)
+    assert (args.steps, args.eval_interval, args.seed, args.recipe) == (8, fast["eval_interval"], 1, "fast")
+    with pytest.raises(SystemExit):
+        flags_of(monkeypatch, "--config", path, "--recipe", "fast")
+    assert "--recipe and --config" in capsys.readouterr().err
+    assert flags_of(monkeypatch).steps == TrainConfig.steps
+
+
+def test_a_resumed_run_keeps_its_recipe(text, tmp_path):
+    out = tmp_path / "run"
+    flags = [*SMALL, "--corpus", text, "--steps", 6, "--warmup-steps", 2, "--eval-interval", 3]
+    first = run("train_shakespeare.py", "--recipe", "fast", "--out", out, *flags)
+    assert first.returncode == 0, first.stderr
+    shutil.rmtree(out / "step-00000006")
+    again = run("train_shakespeare.py", "--resume", "--out", out)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.split("a sample:")[1] == first.stdout.split("a sample:")[1]
+    stored = json.loads((out / "config.json").read_text())
+    assert (stored["recipe"], stored["steps"], "sample_length" in stored) == ("fast", 6, False)
+    other = tmp_path / "other"
+    assert run("train_shakespeare.py", "--out", other, *flags).returncode == 0
+    refused = run("train_shakespeare.py", "--resume", "--recipe", "fast", "--out", other)
+    assert refused.returncode == 2
+    assert "--recipe is None in the run" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.sizes import BETAS, CLIP, EPS, LR, WEIGHT_DECAY, Size, Weights, batches
+from numpygpt.array import Array
 from numpygpt.config import TransformerConfig
 
 
@@ -59,6 +60,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
+        self.gelu = nn.GELU(approximate="tanh" if config.ffn == "gelu_tanh" else "none")
         self.w1 = nn.Linear(config.d_model, config.d_ff, bias=config.bias)
         self.w2 = nn.Linear(config.d_ff, config.d_model, bias=config.bias)
         self.w3 = nn.Linear(config.d_model, config.d_ff, bias=config.bias) if config.ffn == "swiglu" else None
@@ -66,7 +68,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return what is added to x."""
         if self.w3 is None:
-            return self.w2(F.gelu(self.w1(x), approximate="tanh"))
+            return self.w2(self.gelu(self.w1(x)))
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
@@ -127,28 +129,33 @@ def make_model(config: TransformerConfig, weights: Weights) -> Model:
     return model
 
 
-def make_step(size: Size, weights: Weights, threads: int, *, compiled: bool = False) -> Callable[[], float]:
-    """Return a function that makes one step and returns its loss."""
-    torch.set_num_threads(threads)
-    model, data = make_model(size.config, weights), batches(size)
+def make_optimizer(model: Model) -> torch.optim.Optimizer:
+    """Return AdamW, which decays matrices alone."""
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": WEIGHT_DECAY},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS, fused=True)
-    loss_of = torch.compile(model) if compiled else model
+    return torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS, fused=True)
 
-    def step() -> float:
-        ids, targets = map(torch.from_numpy, next(data))
-        loss = loss_of(ids, targets)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, CLIP)
-        optimizer.step()
-        return loss.item()
 
-    return step
+def update(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Array, targets: Array) -> float:
+    """Make a step; return its loss."""
+    loss = model(torch.from_numpy(ids), torch.from_numpy(targets))
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    optimizer.step()
+    return loss.item()
+
+
+def make_step(size: Size, weights: Weights, threads: int, *, compiled: bool = False) -> Callable[[], float]:
+    """Return a function that makes one step and returns its loss."""
+    torch.set_num_threads(threads)
+    model, data = make_model(size.config, weights), batches(size)
+    optimizer = make_optimizer(model)
+    updated = torch.compile(model) if compiled else model
+    return lambda: update(updated, optimizer, *next(data))
 
 
 def make_compiled_step(size: Size, weights: Weights, threads: int) -> Callable[[], float]:

@@ -82,17 +82,27 @@ def available(names: Iterable[str], say: Callable[[str], None]) -> list[str]:
 
 def run_child(function: str, folder: Path, threads: int, **arguments: Any) -> Any:
     """Run `module.function` of this package in a process that keeps to so many cores; return its result."""
-    variables = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-    environment = os.environ | dict.fromkeys(variables, str(threads))
+    environment = environment_of(threads)
     environment["PYTHONPATH"] = os.pathsep.join([str(SCRIPTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment |= {"JAX_PLATFORMS": "cpu", "TORCHINDUCTOR_CACHE_DIR": str(folder)}  # nothing compiled by earlier runs
     job = {"function": function, "threads": threads, "arguments": arguments | {"threads": threads}}
     command = [sys.executable, "-m", "benchmarks.child", json.dumps(job)]
+    return json.loads(output_of(command, environment).splitlines()[-1])
+
+
+def environment_of(threads: int) -> dict[str, str]:
+    """Return the environment of a process whose libraries use so many threads."""
+    variables = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+    return os.environ | dict.fromkeys(variables, str(threads))
+
+
+def output_of(command: Sequence[str], environment: dict[str, str]) -> str:
+    """Run a program to its end; return what it printed. Raises ChildFailed, with its last complaint, if it fails."""
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         *_, reason = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
         raise ChildFailed(reason)
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout
 
 
 def there_and_back(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:

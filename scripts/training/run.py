@@ -23,7 +23,7 @@ from numpygpt.threads import usable_cores
 from numpygpt.tokenizer import BPETokenizer, CharTokenizer, Ids, Tokenizer, load_tokenizer, per_character
 from numpygpt.tokens import is_tokens, open_tokens, read_header, write_tokens
 from numpygpt.train import TrainConfig, Trainer
-from training.flags import NEW, given_flags
+from training.flags import NEW, given_flags, with_recipe
 from training.start import check_lora, fill_in, is_trained, start_from
 
 # What a resumed run may change: none of these has a part in what the next step does.
@@ -56,6 +56,7 @@ def resumed(parser: Parser, args: argparse.Namespace) -> tuple[argparse.Namespac
     for folder, error in damaged.items():
         print(f"warning: {error}; moved to {checkpoint.set_aside(folder)}", file=sys.stderr)
     print(f"resuming from {found}", file=sys.stderr)
+    args = with_recipe(parser, flags.get("recipe"), {})  # which may say what the run doesn't keep, as --sample-length
     return argparse.Namespace(**{**vars(args), **flags}), found
 
 
