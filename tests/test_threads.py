@@ -367,7 +367,7 @@ def test_a_thread_that_is_late_changes_nothing(team, late, monkeypatch):
     train = Replica.add_gradients
 
     def slow(self, *args):
-        time.sleep(0.05 * (self.number == late))
+        time.sleep(0.25 * (self.number == late))  # longer than the others' patience
         return train(self, *args)
 
     monkeypatch.setattr(Replica, "add_gradients", slow)

@@ -30,7 +30,7 @@ FORWARD = {name: {"forward"} for name in MODULES} | {
 OWN_TESTS = {"replica": "threads"}
 MORE_TESTS = {"special": ["activation"], "optim": [], "einsum": []}
 MORE_TESTS |= {name: ["refusals", "device"] for name in ("cross_entropy", "dropout")}  # what NumPy alone lets pass
-MORE_TESTS |= {"replica": [], "train": ["threads"]}
+MORE_TESTS |= {"replica": ["train", "device"], "train": ["threads"]}
 MORE_TESTS |= {name: ["refusals", "cache"] for name in ("attention", "block", "model")}
 # But not those that try many models or train for long: what they kill dies by a smaller one beside them.
 SLOW = {"model": ["every_combination", "parameter_by_parameter", "dtype_of"]}
