@@ -81,9 +81,9 @@ class Conversation:
             self.messages.append({"role": "assistant", "content": "".join(pieces)})
 
     def _encode(self, messages: Messages) -> list[int]:
-        tokenizer, start = self._pretrained.tokenizer, self._pretrained.start
-        special = {name: tokenizer.decode([index]) for name, index in self._pretrained.special.items()}
-        ids = tokenizer.encode(render(self._template, messages, **special)).tolist()
+        start = self._pretrained.start
+        text = render(self._template, messages, **self._pretrained.special)
+        ids = self._pretrained.tokenizer.encode(text).tolist()
         return ids if tuple(ids[: len(start)]) == start else [*start, *ids]
 
     def _check_room(self, length: int) -> None:

@@ -33,6 +33,7 @@ ARCHITECTURE = "llama"
 ALIGNMENT = 32  # bytes; a setting may change it
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # as in struct
 STRING, ARRAY = 8, 9
+ROWS = 1024  # that the package gguf is given at a time: it needs twice the memory of what it returns
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # kinds of tokens that are no product of merges
 
 FIELDS = {
@@ -148,7 +149,11 @@ class GGUFFile:
             weights, size = gguf.GGML_QUANT_SIZES[kind]  # of a block
             shape = (*stored.shape[:-1], stored.shape[-1] // weights * size)
             blocks = np.frombuffer(self._data, np.uint8, math.prod(shape), self._start + stored.offset)
-            return gguf.quants.dequantize(blocks.reshape(shape), kind).reshape(stored.shape)
+            blocks, tensor = blocks.reshape(-1, shape[-1]), np.empty(stored.shape, np.float32)
+            rows = tensor.reshape(len(blocks), -1)
+            for start in range(0, len(rows), ROWS):
+                rows[start : start + ROWS] = gguf.quants.dequantize(blocks[start : start + ROWS], kind)
+            return tensor
         except (ValueError, LookupError, NotImplementedError) as error:
             raise CheckpointError(f"{self.path}: the tensor {name} is damaged or of another kind: {error}") from error
 
@@ -186,7 +191,7 @@ class GGUFFile:
     def model(self) -> TransformerLM:
         """Return the model in evaluation mode, in float32; one tensor at a time is brought there."""
         names = {our_name(name): name for name in self.tensors}
-        model = TransformerLM(self.config(), rng=0)
+        model = TransformerLM.blank(self.config())
         parameters = dict(model.named_parameters())
         if unknown := sorted(names[name] for name in names.keys() - parameters.keys()):
             raise CheckpointError(f"{self.path} has tensors that this engine has no place for: {', '.join(unknown)}")

@@ -37,6 +37,7 @@ class Tokenizer(ABC):
     """What all kinds share. Two tokenizers are equal when their fingerprints are; those hash kind and vocabulary."""
 
     kind: str
+    start: tuple[int, ...] = ()  # ids that every text begins with, where a model came with a tokenizer that says so
 
     def __init__(self, vocab_size: int, description: list):
         self.vocab_size = vocab_size
@@ -209,6 +210,7 @@ class BPETokenizer(Tokenizer):
             raise DataError("damaged: not every byte has an id")
         super().__init__(len(tokens), [tokens, merges] if self._plain else [tokens, merges, content])
         self._library = library_tokenizer
+        self.start = _start(library_tokenizer)
         self._bytes = [t.encode() if t in added else bytes(byte_of[symbol] for symbol in t) for t in tokens]
         # 10xxxxxx goes on with a character that an earlier byte began
         self._characters = np.array([sum(byte & 0xC0 != 0x80 for byte in token) for token in self._bytes])
@@ -312,8 +314,9 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
 
 def kind_of(content: Any) -> object:
     """Return the kind of tokenizer that a tokenizer.json holds: the library's own format has no room for the word."""
-    if isinstance(content.get("model"), dict) and content["model"].get("type") == "BPE":
-        return BPETokenizer.kind
+    if isinstance(model := content.get("model"), dict):
+        kind = model.get("type", "BPE")  # files of the first versions don't say it
+        return BPETokenizer.kind if kind == "BPE" else kind
     return content["kind"]
 
 
@@ -328,8 +331,8 @@ def per_character(loss: float, targets: Ids, tokenizer: Tokenizer) -> float:
 def _what_may_lose_text(content: dict, ours: dict) -> str:
     """Name the first part of a library's tokenizer by which a text could get lost, or "" if there is none.
 
-    `ours` is what a plain one has there. Not looked at: the processor, which is never asked, and the unknown token, as
-    characters without one are refused.
+    `ours` is what a plain one has there. Not looked at: the processor, which is asked for nothing but what begins a
+    text, and the unknown token, as characters without one are refused.
     """
     unasked = {"added_tokens", "post_processor", "pre_tokenizer", "model", "version"}
     for part in ours.keys() - unasked:
@@ -350,6 +353,13 @@ def _what_may_lose_text(content: dict, ours: dict) -> str:
         if token["lstrip"] or token["rstrip"]:
             return f"the token {token['content']!r}, which takes the space beside it along"
     return ""
+
+
+def _start(library_tokenizer: Any) -> tuple[int, ...]:
+    """The ids that a library's tokenizer puts before every text, by its processor."""
+    encoding = library_tokenizer.encode("0")
+    sequences = encoding.sequence_ids  # 0 for what comes of the text, None for what the processor adds
+    return tuple(encoding.ids[: sequences.index(0)]) if 0 in sequences else ()
 
 
 def _tokenizers() -> Any:

@@ -24,7 +24,7 @@ def parse() -> argparse.Namespace:
     """Read the flags."""
     parser = Parser(description=__doc__)
     add = parser.add_argument
-    add("--model", default="smollm2", help="smollm2, or a GGUF file (default: smollm2)")
+    add("--model", default="smollm2", help="smollm2, a GGUF file or a Hugging Face folder (default: smollm2)")
     add("--system", help="tell the model what it is and how to answer (default: what its makers tell it)")
     add("--length", type=int, help="end an answer after so many tokens (default: where the model ends it)")
     add_limits(parser, temperature=0.2)

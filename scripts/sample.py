@@ -24,7 +24,7 @@ def parse() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     add = parser.add_argument
     add("folder", type=Path, nargs="?", help="folder of a trained model, such as runs/shakespeare")
-    add("--model", help="instead of it, a model that others have trained: smollm2, or a GGUF file")
+    add("--model", help="instead of it, one that others have trained: smollm2, a GGUF file or a Hugging Face folder")
     add("--prompt", action="append", help="text to go on from (default: a line break); repeated: one text for each")
     add("--length", type=int, default=500, help="tokens to write, of which one is a character or more (default: 500)")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")

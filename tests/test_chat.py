@@ -28,7 +28,7 @@ def loaded():
     library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = tokenizers.decoders.ByteLevel()
     library.add_special_tokens(small_gguf.SPECIAL)
-    special = {"eos_token": 2}
+    special = {"eos_token": "<|im_end|>"}
     return Pretrained(small_gguf.small_model(), BPETokenizer(library), (), frozenset({2}), special, small_gguf.TEMPLATE)
 
 
@@ -179,7 +179,7 @@ def test_a_text_goes_on_by_the_model_of_a_file(file, loaded):
 @pytest.mark.parametrize(
     ("script", "flags", "message"),
     [
-        ("chat.py", ["--model", "nobody"], "the model must be smollm2, or a GGUF file, not 'nobody'"),
+        ("chat.py", ["--model", "nobody"], "a GGUF file or a Hugging Face folder, not 'nobody'"),
         ("chat.py", ["--model", "missing.gguf"], "missing.gguf"),
         ("sample.py", [], "give the folder of a trained model, or --model"),
         ("sample.py", ["runs", "--model", "smollm2"], "give the folder of a trained model, or --model"),

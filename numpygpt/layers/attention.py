@@ -120,7 +120,7 @@ class ScaledDotProductAttention(Module):
             o = einsum("...ts,...se->...te", e, v[..., keys, :]) / z  # (4)
             parts.append((rows, keys, e, z, o))
         self.saved = q, k, v, scale, parts
-        return np.concatenate([o for *_, o in parts], axis=-2)
+        return parts[0][-1] if len(parts) == 1 else np.concatenate([o for *_, o in parts], axis=-2)
 
     def backward(
         self, do: Float[Array, "... queries d_v"]
@@ -269,11 +269,15 @@ class MultiHeadAttention(Module):
             if cache is not None:
                 k, v = cache.update(k, v, token_positions)
                 key_positions = np.arange(k.shape[-2], like=x)
-            visible = key_positions[..., None, :] <= token_positions[..., :, None]  # (4)
-            if mask is not None:
-                check_mask(mask)
-                visible = visible & mask  # (4)
-            o = self.attention.forward(q, k, v, np.repeat(visible, self.group, axis=-2)[..., None, :, :])  # (5)
+            if cache is not None and mask is None and token_positions.size == 1:
+                visible = None  # (4): one query, and the cache ends at its position
+            else:
+                visible = key_positions[..., None, :] <= token_positions[..., :, None]  # (4)
+                if mask is not None:
+                    check_mask(mask)
+                    visible = visible & mask  # (4)
+                visible = np.repeat(visible, self.group, axis=-2)[..., None, :, :]
+            o = self.attention.forward(q, k, v, visible)  # (5)
         y = self.output_proj.forward(self.merge_heads(self.unfold(o, self.group)))  # (6)
         if cache is not None:
             del self.output_proj.saved  # earlier keys and values would get no gradient: no backward at all
