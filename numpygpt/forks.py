@@ -52,13 +52,16 @@ class Forks:
     """
 
     semaphore = staticmethod(multiprocessing.get_context("fork").Semaphore)
-    event = staticmethod(multiprocessing.get_context("fork").Event)
 
-    def __init__(self, workers: Sequence[Any]):
-        self.first = workers[0]
+    def __init__(self) -> None:
+        self._owner = os.getpid()
         self._connections: list[Connection] = []
-        pids: list[int] = []
-        weakref.finalize(self, _end, os.getpid(), self._connections, pids)
+        self._pids: list[int] = []
+        self._end = weakref.finalize(self, _end, self._owner, self._connections, self._pids)
+
+    def start(self, workers: Sequence[Any]) -> None:
+        """Fork a process for each worker but the first."""
+        self.first = workers[0]
         for worker in workers[1:]:
             here, there = multiprocessing.Pipe()
             with warnings.catch_warnings():
@@ -70,7 +73,16 @@ class Forks:
                 _serve(worker, there)
             there.close()
             self._connections.append(here)
-            pids.append(pid)
+            self._pids.append(pid)
+
+    def lost(self) -> bool:
+        """Whether a process is gone that others may wait for: in the first, one of the others, and in these the first.
+
+        If another of the others is gone, the first finds it out, and ends them all.
+        """
+        if os.getpid() != self._owner:
+            return os.getppid() != self._owner
+        return any(map(_ended, self._pids))
 
     def call(self, method: str, parts: Sequence[tuple]) -> list[Any]:
         """Return [worker.method(*part)] for the first workers, as many as there are parts, all at once.
@@ -93,6 +105,7 @@ class Forks:
                 results.append(result)
                 errors.append(error)
         except BaseException as error:  # an answer is still to come: it would be taken for the next call's
+            self._end()
             self._connections.clear()
             if isinstance(error, EOFError | ConnectionError):
                 raise WorkerLost(
@@ -139,6 +152,14 @@ def _portable(error: BaseException) -> BaseException:
         portable = error
     portable.add_note("".join(traceback.format_exception(error)))
     return portable
+
+
+def _ended(pid: int) -> bool:
+    """Whether a process that this one has started has ended."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # somebody has asked before
+        return True
 
 
 def _end(owner: int, connections: list[Connection], pids: list[int]) -> None:

@@ -7,7 +7,7 @@ run; nobody waits long, since all do the same work; and there is no second gradi
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -29,10 +29,11 @@ PATIENCE = 0.1  # seconds between two looks whether what one waits for will neve
 class Turns:
     """Whose turn it is to add to a parameter's gradient: a gate before each replica, for each parameter."""
 
-    def __init__(self, parameters: int, replicas: int, semaphore: Callable[[int], Any], event: Callable[[], Any]):
+    def __init__(self, parameters: int, replicas: int, team: Threads | Forks):
         # A semaphore is a count of those who may pass: 1 before the first replica, 0 before the others.
-        self.gates = [[semaphore(number == 0) for number in range(replicas)] for _ in range(parameters)]
-        self.broken = event()
+        self.gates = [[team.semaphore(number == 0) for number in range(replicas)] for _ in range(parameters)]
+        self.broken = forks.shared(np.array([False]))  # off; and no lock, which one that is killed could keep
+        self.team = team
         self.taking_part = 0
 
     def begin(self, taking_part: int) -> None:
@@ -40,9 +41,9 @@ class Turns:
         self.taking_part = taking_part
 
     def wait(self, parameter: int, number: int) -> None:
-        """Return when it is replica `number`'s turn; BrokenOff if the round was broken off."""
+        """Return when it is replica `number`'s turn; BrokenOff if it will never come."""
         while self.taking_part and not self.gates[parameter][number].acquire(timeout=PATIENCE):
-            if self.broken.is_set():
+            if self.broken[0] or self.team.lost():
                 raise BrokenOff
 
     def end(self, parameter: int, number: int) -> None:
@@ -52,13 +53,13 @@ class Turns:
 
     def mend(self) -> None:
         """Put all gates as they were, if the round before was broken off."""
-        if self.broken.is_set():
+        if self.broken[0]:
             for gates in self.gates:
                 for gate in gates:
                     while gate.acquire(timeout=0):
                         pass
                 gates[0].release()
-            self.broken.clear()
+            self.broken[0] = False
 
 
 class SharedGradient:
@@ -123,7 +124,7 @@ class Replica:
                 self.model.backward(loss.backward(weight))
             return weight * part_loss
         except BaseException:
-            self.turns.broken.set()
+            self.turns.broken[0] = True
             raise
 
     def evaluate(self, loss: CrossEntropy, inputs: Array, targets: Array) -> float:
@@ -155,13 +156,13 @@ class Replicas:
 
     def __init__(self, model: TransformerLM, optimizer: Adam, count: int):
         parallel = count > 1
-        team = Forks if parallel and forks.pay() else Threads
-        if team is Forks:
+        self.team = Forks() if parallel and forks.pay() else Threads()
+        if isinstance(self.team, Forks):
             for buffer in model.buffers():
                 if buffer.grad is not None:  # a frozen one isn't written to, so that it stays one without being shared
                     buffer.convert(forks.shared)
             optimizer.convert(forks.shared)
-        self.turns = Turns(len(model.parameters()), count, team.semaphore, team.event)
+        self.turns = Turns(len(model.parameters()), count, self.team)
         models = [self._copy(model, number) for number in range(count)] if parallel else [model]
         if parallel:
             dropouts = [[m for m in replica.modules() if isinstance(m, Dropout)] for replica in [model, *models]]
@@ -169,7 +170,7 @@ class Replicas:
                 for dropout, rng in zip(copies, original.rng.spawn(count), strict=True):
                     dropout.rng = rng
         self.workers = [Replica(replica, optimizer, number, self.turns) for number, replica in enumerate(models)]
-        self.team = team(self.workers)
+        self.team.start(self.workers)
 
     def _copy(self, model: TransformerLM, number: int) -> TransformerLM:
         shared = [vector for buffer in model.buffers() for vector in (buffer.value, buffer.grad)]

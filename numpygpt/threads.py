@@ -46,11 +46,16 @@ def first_error(errors: Sequence[BaseException | None]) -> BaseException | None:
 class Threads:
     """A team of workers, each with a thread: the first has the caller's."""
 
-    semaphore, event = staticmethod(threading.Semaphore), staticmethod(threading.Event)
+    semaphore = staticmethod(threading.Semaphore)
 
-    def __init__(self, workers: Sequence[Any]):
+    def start(self, workers: Sequence[Any]) -> None:
+        """Take on the workers."""
         self.workers = workers
         self._pool = ThreadPoolExecutor(len(workers) - 1, "numpygpt") if len(workers) > 1 else None
+
+    def lost(self) -> bool:
+        """Whether a thread is gone that others may wait for: a thread ends when its call does."""
+        return False
 
     def call(self, method: str, parts: Sequence[tuple]) -> list[Any]:
         """Return [worker.method(*part)] for the first workers, as many as there are parts, all at once.

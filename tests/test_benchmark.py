@@ -284,7 +284,8 @@ def test_the_memory_of_processes_is_counted_and_what_they_share_once():
             self.own = np.ones(megabytes * 2**17)  # of 8 bytes
 
     shared = forks.shared(np.zeros(20 * 2**17))
-    team = Forks([Writer(), Writer(), Writer()])
+    team = Forks()
+    team.start([Writer(), Writer(), Writer()])
     before = timing.peak_mb()
     team.call("grow", [(0,), (40,), (30,)])
     assert 65 < timing.peak_mb() - before < 80

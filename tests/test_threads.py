@@ -97,10 +97,16 @@ class Worker:
         return os.getpid(), threading.get_ident(), blas_threads()
 
 
+def start(kind, workers):
+    team = kind()
+    team.start(workers)
+    return team
+
+
 @pytest.mark.parametrize("kind", TEAMS)
 def test_each_worker_works_at_once_with_the_others_and_answers_in_order(kind):
     barrier = multiprocessing.get_context("fork").Barrier(3) if kind is Forks else threading.Barrier(3)
-    team = kind([Worker(i, barrier) for i in range(3)])
+    team = start(kind, [Worker(i, barrier) for i in range(3)])
     for x in range(3):
         answers = team.call("meet", [(x,), (x + 1,), (x + 2,)])
         assert [answer[:2] for answer in answers] == [(0, x), (1, x + 1), (2, x + 2)]
@@ -112,14 +118,14 @@ def test_each_worker_works_at_once_with_the_others_and_answers_in_order(kind):
 
 @pytest.mark.parametrize("kind", TEAMS)
 def test_fewer_parts_than_workers_go_to_the_first(kind):
-    team = kind([Worker(i) for i in range(3)])
+    team = start(kind, [Worker(i) for i in range(3)])
     assert [team.call("count", [()] * n) for n in (1, 3, 2)] == [[1], [2, 1, 1], [3, 2]]
 
 
 @pytest.mark.parametrize("kind", TEAMS)
 @pytest.mark.parametrize("failing", [{0}, {2}, {1, 2}])
 def test_an_error_of_a_worker_comes_out_when_all_have_ended(kind, failing):
-    team = kind([Worker(i, failing=failing) for i in range(3)])
+    team = start(kind, [Worker(i, failing=failing) for i in range(3)])
     for _ in range(2):  # and the team is as good as before
         with pytest.raises(ValueError, match=f"no {min(failing)}"):
             team.call("work", [()] * 3)
@@ -135,7 +141,7 @@ class Picky(Exception):
 
 @pytest.mark.skipif(not forks.pay(), reason="there are no forks here")
 def test_an_error_in_a_process_keeps_its_traceback_in_a_note_and_one_that_cannot_travel_its_name():
-    team = Forks([Worker(0, failing={1}), Worker(1, failing={1})])
+    team = start(Forks, [Worker(0, failing={1}), Worker(1, failing={1})])
     with pytest.raises(ValueError, match="no 1") as caught:
         team.call("work", [()] * 2)
     assert "in work" in caught.value.__notes__[0]
@@ -146,7 +152,7 @@ def test_an_error_in_a_process_keeps_its_traceback_in_a_note_and_one_that_cannot
 
 @pytest.mark.skipif(not forks.pay(), reason="there are no forks here")
 def test_a_process_that_is_ended_from_outside_is_said_to_be_gone():
-    team = Forks([Worker(0), Worker(1)])
+    team = start(Forks, [Worker(0), Worker(1)])
     pid = team.call("where", [()] * 2)[1][0]
     os.kill(pid, signal.SIGTERM)  # which it leaves to the first process
     assert team.call("where", [()] * 2)[1][0] == pid
@@ -167,7 +173,7 @@ def alive(pid):
 
 @pytest.mark.skipif(not forks.pay(), reason="there are no forks here")
 def test_the_processes_end_with_their_team():
-    team = Forks([Worker(0), Worker(1), Worker(2)])
+    team = start(Forks, [Worker(0), Worker(1), Worker(2)])
     pids = [pid for pid, *_ in team.call("where", [()] * 3)][1:]
     assert all(map(alive, pids))
     del team
@@ -181,7 +187,8 @@ from numpygpt.forks import Forks
 class Worker:
     def pid(self): return os.getpid()
     def sleep(self): time.sleep(60)
-teams = [Forks([Worker(), Worker()]) for _ in range(2)]
+teams = [Forks(), Forks()]
+for team in teams: team.start([Worker(), Worker()])
 print(*(team.call("pid", [()] * 2)[1] for team in teams), flush=True)
 {end}
 """
@@ -201,7 +208,7 @@ def test_the_processes_end_with_the_first_however_it_ends(end):
 
 @pytest.mark.skipif(not forks.pay(), reason="there are no forks here")
 def test_a_call_that_is_given_up_ends_the_team(monkeypatch):
-    team = Forks([Worker(0), Worker(1)])
+    team = start(Forks, [Worker(0), Worker(1)])
 
     def interrupt(*args):
         raise KeyboardInterrupt
@@ -226,7 +233,7 @@ def test_shared_memory_is_one_in_all_processes_and_other_memory_is_not():
     given = np.full((2, 2), 7, np.float32)
     ours, own = forks.shared(given), given.copy()
     assert ours.dtype == np.float32 and np.array_equal(ours, given)
-    Forks([Writer(ours, own), Writer(ours, own)]).call("write", [(0,), (1,)])
+    start(Forks, [Writer(ours, own), Writer(ours, own)]).call("write", [(0,), (1,)])
     assert ours.tolist() == [[0, 0], [1, 1]]
     assert own.tolist() == [[0, 0], [7, 7]]
     assert forks.shared(np.zeros((0, 3))).shape == (0, 3)
@@ -273,7 +280,7 @@ def in_threads(*functions):
 
 
 def make_turns(replicas):
-    turns = Turns(2, 3, threading.Semaphore, threading.Event)
+    turns = Turns(2, 3, Threads())
     turns.begin(replicas)
     return turns
 
@@ -309,10 +316,10 @@ def test_one_that_waits_in_a_round_broken_off_is_told_and_the_next_round_is_a_ne
 
     turns.wait(1, 0)
     turns.end(1, 0)  # and replica 1 never comes
-    in_threads(turns.broken.set, wait)
+    in_threads(functools.partial(turns.broken.fill, True), wait)
     assert told == [True]
     turns.mend()
-    assert not turns.broken.is_set()
+    assert not turns.broken[0]
     assert [[gate.acquire(timeout=0) for gate in gates] for gates in turns.gates] == [[True, False, False]] * 2
     assert not any(gate.acquire(timeout=0) for gates in turns.gates for gate in gates)
 
@@ -430,6 +437,46 @@ def test_a_failing_thread_lets_the_others_go_and_the_next_step_is_whole(team, mo
         each.optimizer.zero_grad()
         each.add_gradients(*batch(6))  # of which no part is of one sequence
     assert np.array_equal(trainer.model.flat.grad, whole.model.flat.grad)
+
+
+KILLED = """
+import os, sys, time
+import numpy as np
+from numpygpt.config import TransformerConfig
+from numpygpt.layers.linear import Linear
+from numpygpt.model import TransformerLM
+from numpygpt.replica import Replica
+from numpygpt.train import TrainConfig, Trainer
+
+first, plain = os.getpid(), Linear.backward
+
+def backward(self, dy):  # of a step's first gradient, for which the others wait: the first too, as it is a tied one
+    if (os.getpid() == first) == (sys.argv[1] == "first"):
+        time.sleep(0.5)
+        os.kill(os.getpid(), 9)
+    return plain(self, dy)
+
+Linear.backward = backward
+Replica.pid = lambda self: os.getpid()
+config = TransformerConfig(7, 8, 16, 2, 2, tie_embeddings=True)
+trainer = Trainer(TransformerLM(config, rng=0), np.arange(200) % 7, np.arange(80) % 7, TrainConfig(), threads=3)
+print(*trainer.replicas.call("pid", [()] * 3), flush=True)
+trainer.train_step()
+"""
+
+
+@pytest.mark.skipif(not forks.pay(), reason="there are no forks here")
+@pytest.mark.parametrize("victim", ["first", "others"])
+def test_nobody_waits_for_a_turn_that_a_killed_process_will_never_give(victim):
+    program = subprocess.run([sys.executable, "-c", KILLED, victim], capture_output=True, text=True, timeout=60)
+    pids = [int(pid) for pid in program.stdout.split()]
+    assert len(pids) == 3
+    assert program.returncode == (-signal.SIGKILL if victim == "first" else 1)
+    assert victim == "first" or "ended from outside" in program.stderr
+    deadline = time.monotonic() + 20
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(map(alive, pids))
 
 
 def test_the_validation_loss_is_that_of_one_thread(team):

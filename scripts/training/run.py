@@ -17,6 +17,7 @@ from numpygpt.cli import Parser, fail
 from numpygpt.config import TransformerConfig
 from numpygpt.corpus import DataError, corpus_pieces
 from numpygpt.data import split
+from numpygpt.forks import WorkerLost
 from numpygpt.metrics import MetricsLog
 from numpygpt.model import TransformerLM
 from numpygpt.threads import usable_cores
@@ -190,7 +191,7 @@ class Run:
         except BrokenPipeError:  # nobody reads what is printed any more
             self.save()
             raise
-        except (FloatingPointError, MemoryError, OSError) as error:
+        except (FloatingPointError, MemoryError, OSError, WorkerLost) as error:
             out, saved_at = self.args.out, self.saved_at
             kept = "nothing was saved" if saved_at is None else f"the checkpoint of step {saved_at} is in {out}"
             remedy = "try a smaller --lr; " if isinstance(error, FloatingPointError) else ""
