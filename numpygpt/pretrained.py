@@ -1,12 +1,15 @@
-"""Models that others have trained, found by name or path."""
+"""Trained models, found by name or path: our own runs, and those of others."""
 
 import importlib.metadata
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from numpygpt import huggingface
-from numpygpt.checkpoint import CONFIG, TOKENIZER, checkpoints, find
+import safetensors
+
+from numpygpt import checkpoint, huggingface
+from numpygpt.checkpoint import CONFIG, TOKENIZER
+from numpygpt.corpus import DataError
 from numpygpt.gguf import GGUFFile
 from numpygpt.model import TransformerLM
 from numpygpt.tensorfile import CheckpointError
@@ -28,7 +31,7 @@ class Pretrained(NamedTuple):
 
 
 def load(name: str) -> Pretrained:
-    """Return the model of a known name, in a GGUF file, or in a Hugging Face folder.
+    """Return the model of a known name, in a GGUF file, or in a folder: a run or checkpoint of ours, or Hugging Face's.
 
     ImportError without the package that it needs or comes with; OSError, CheckpointError or DataError if it can't be
     read.
@@ -37,6 +40,8 @@ def load(name: str) -> Pretrained:
         return from_gguf(packaged(name))
     if Path(name).suffix == ".gguf":
         return from_gguf(Path(name))
+    if is_ours(Path(name)):
+        return from_run(Path(name))
     if Path(name).is_dir():
         return from_folder(Path(name))
     raise ValueError(f"the model must be {', '.join(PACKAGES)}, a GGUF file or a Hugging Face folder, not {name!r}")
@@ -69,13 +74,37 @@ def from_gguf(path: Path) -> Pretrained:
     )
 
 
+def is_ours(folder: Path) -> bool:
+    """Whether a folder is a run or a checkpoint of this program, whole or damaged."""
+    if checkpoint.checkpoints(folder):
+        return True
+    try:
+        with safetensors.safe_open(folder / checkpoint.MODEL, framework="numpy") as file:
+            return "numpygpt" in (file.metadata() or {})
+    except (safetensors.SafetensorError, OSError):
+        return False
+
+
+def from_run(folder: Path) -> Pretrained:
+    """Return the model in a run or checkpoint of ours, whose texts end nowhere.
+
+    A checkpoint saved without a tokenizer is a Hugging Face folder like any other.
+    """
+    model, state = checkpoint.load(folder)
+    if "tokenizer" not in state:
+        return from_folder(checkpoint.find(folder))
+    tokenizer = load_tokenizer(checkpoint.find(folder))
+    if tokenizer.fingerprint != state.get("tokenizer"):
+        raise DataError(f"{folder} holds another tokenizer than its model was trained with")
+    return Pretrained(model, tokenizer, (), frozenset(), {}, None)
+
+
 def from_folder(folder: Path) -> Pretrained:
-    """Return the model in a Hugging Face folder, which must have a tokenizer.json; of a run of ours, the newest.
+    """Return the model in a Hugging Face folder, which must have a tokenizer.json.
 
     As in transformers, a generation_config.json goes before config.json, a chat_template.jinja before
     tokenizer_config.json, and what begins a text is what the tokenizer's own processor puts there.
     """
-    folder = find(folder) if checkpoints(folder) else folder
     for name, remedy in {
         CONFIG: "give the folder of a Hugging Face model",
         TOKENIZER: "sample and chat need it to read and write text, and so does training; huggingface.load does not",

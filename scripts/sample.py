@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from numpygpt import checkpoint, pretrained
+from numpygpt import pretrained
 from numpygpt.array import check_not_negative
 from numpygpt.cli import Parser, add_limits, fail, run
-from numpygpt.data import DataError, Tokenizer, load_tokenizer
-from numpygpt.model import TransformerLM
+from numpygpt.data import Tokenizer
 from numpygpt.sample import Draw, generate_batch, until_stop
 
 LIMITS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -64,15 +63,6 @@ def drawn(steps: Iterable[list[Draw | None]], i: int, explain: Tokenizer | None)
         yield draw.token
 
 
-def own(folder: Path) -> tuple[TransformerLM, Tokenizer, tuple[int, ...], frozenset[int]]:
-    """Return a model that was trained here, its tokenizer, and no ids that begin or end its texts."""
-    model, state = checkpoint.load(folder)
-    tokenizer = load_tokenizer(folder)
-    if tokenizer.fingerprint != state.get("tokenizer"):
-        raise DataError(f"{folder}/tokenizer.json isn't the tokenizer this model was trained with")
-    return model, tokenizer, (), frozenset()
-
-
 def main() -> int:
     """Load the model and write; return the exit status."""
     args = parse()
@@ -87,7 +77,8 @@ def main() -> int:
             raise ValueError("--explain takes one --prompt")
         if (args.folder is None) == (args.model is None):
             raise ValueError("give the folder of a trained model, or --model with the name of another one")
-        model, tokenizer, start, ends = own(args.folder) if args.model is None else pretrained.load(args.model)[:4]
+        found = pretrained.from_run(args.folder) if args.model is None else pretrained.load(args.model)
+        model, tokenizer, start, ends = found[:4]
         limits = {name: vars(args)[name] for name in LIMITS}
         ids = [np.array([*start, *tokenizer.encode(prompt)], np.int64) for prompt in prompts]
         drawing = {**limits, "stop": ends, "vocab_size": tokenizer.vocab_size, "rng": args.seed}

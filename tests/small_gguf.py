@@ -1,4 +1,4 @@
-"""A GGUF file of a small random model, written by llama.cpp's own package."""
+"""A small random model with its tokenizer, and a GGUF file of it, written by llama.cpp's own package."""
 
 import numpy as np
 
@@ -90,3 +90,23 @@ def write(path, model, kind="F32", pre="smollm", architecture="llama", change=la
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def library_tokenizer(begin=""):
+    """Return the small model's tokenizer, of the library.
+
+    `begin` is a token that its processor puts before a text, and "<|im_end|>" behind it.
+    """
+    import tokenizers
+
+    table = {token: index for index, token in enumerate(vocabulary())}
+    merges = [tuple(merge.split()) for merge in MERGES]
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(table, merges))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    library.add_special_tokens(SPECIAL)
+    if begin:
+        special = [(token, library.token_to_id(token)) for token in (begin, "<|im_end|>")]
+        template = tokenizers.processors.TemplateProcessing(single=f"{begin} $A <|im_end|>", special_tokens=special)
+        library.post_processor = template
+    return library

@@ -15,21 +15,22 @@ from numpygpt.pretrained import Pretrained
 from numpygpt.sample import generate
 from numpygpt.tokenizer import BPETokenizer
 
-tokenizers = pytest.importorskip("tokenizers")
+pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
 
 @pytest.fixture
 def loaded():
     """A random model that seldom ends an answer, with ChatML as its template."""
-    vocabulary = {token: index for index, token in enumerate(small_gguf.vocabulary())}
-    merges = [tuple(merge.split()) for merge in small_gguf.MERGES]
-    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges))
-    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = tokenizers.decoders.ByteLevel()
-    library.add_special_tokens(small_gguf.SPECIAL)
     special = {"eos_token": "<|im_end|>"}
-    return Pretrained(small_gguf.small_model(), BPETokenizer(library), (), frozenset({2}), special, small_gguf.TEMPLATE)
+    return Pretrained(
+        small_gguf.small_model(),
+        BPETokenizer(small_gguf.library_tokenizer()),
+        (),
+        frozenset({2}),
+        special,
+        small_gguf.TEMPLATE,
+    )
 
 
 def with_context(loaded, length):

@@ -3,14 +3,12 @@
 import json
 import shutil
 import sys
-import types
 
 import numpy as np
 import pytest
 from running import SCRIPTS, TEXT, run
 
-import numpygpt
-from numpygpt import checkpoint
+from numpygpt import checkpoint, pretrained
 from numpygpt.config import TransformerConfig
 from numpygpt.model import TransformerLM
 from numpygpt.tokenizer import CharTokenizer
@@ -169,29 +167,27 @@ def test_a_damaged_model_or_another_tokenizer_is_refused(main, base, text, tmp_p
 
 
 @pytest.fixture
-def pretrained(monkeypatch):
-    """Stand in for numpygpt.pretrained; the names that it was asked for."""
-    stub, asked = types.ModuleType("numpygpt.pretrained"), []
+def asked(monkeypatch):
+    """Stand in for models of others; the names that were asked for."""
+    names = []
 
     def load(name):
-        asked.append(name)
+        names.append(name)
         config = TransformerConfig(40, 300, 16, 1, 2, tie_embeddings=True, init="gpt2")
         return TransformerLM(config, rng=0).eval(), CharTokenizer.train(TEXT)
 
-    stub.load = load
-    monkeypatch.setitem(sys.modules, "numpygpt.pretrained", stub)
-    monkeypatch.setattr(numpygpt, "pretrained", stub, raising=False)
-    return asked
+    monkeypatch.setattr(pretrained, "load", load)
+    return names
 
 
 @modes
-def test_other_models_come_from_pretrained(main, pretrained, tmp_path, mode):
+def test_other_models_come_from_pretrained(main, asked, tmp_path, mode):
     out, text = tmp_path / "out", tmp_path / "text.txt"
     text.write_text(2 * TEXT, encoding="utf-8")  # of which a tenth is a window of 256 and more
     options = ["--steps", 3, "--sample-length", 5, "--eval-tokens", 20, *MODES[mode]]
     status, _, errors = main("--init", "a-model", "--corpus", text, "--out", out, *options)
     assert status == 0, errors
-    assert pretrained == ["a-model"]
+    assert asked == ["a-model"]
     flags = json.loads((out / "config.json").read_text())
     assert flags["init"] == "a-model" and flags["tie_embeddings"] is True
     assert (flags["context_length"], flags["batch_size"]) == (256, 4)  # of the 300 tokens that the model takes
@@ -208,8 +204,8 @@ def test_other_models_come_from_pretrained(main, pretrained, tmp_path, mode):
     assert np.array_equal(checkpoint.load(again)[0].flat.value, model.flat.value)
 
 
-def test_a_tokenizer_with_more_tokens_than_its_model_is_refused(main, monkeypatch, pretrained, text, tmp_path):
+def test_a_tokenizer_with_more_tokens_than_its_model_is_refused(main, monkeypatch, text, tmp_path):
     model = TransformerLM(TransformerConfig(5, 16, 16, 1, 2), rng=0)
-    monkeypatch.setattr(numpygpt.pretrained, "load", lambda name: (model, CharTokenizer.train(TEXT)))
+    monkeypatch.setattr(pretrained, "load", lambda name: (model, CharTokenizer.train(TEXT)))
     status, _, errors = main("--init", "a-model", "--corpus", text, "--out", tmp_path / "out")
     assert status == 2 and "a-model has 5 tokens, its tokenizer" in errors

@@ -1,6 +1,7 @@
 """A Hugging Face folder is opened with what belongs to it: its tokenizer, its ends, its template."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from numpygpt.data import DataError
 from numpygpt.sample import generate
 from numpygpt.tensorfile import CheckpointError
 
-tokenizers = pytest.importorskip("tokenizers")
+pytest.importorskip("tokenizers")
 
 TOKENIZER_CONFIG = {
     "bos_token": "<|im_start|>",
@@ -24,21 +25,6 @@ TOKENIZER_CONFIG = {
 }
 
 
-def library_tokenizer(begin=""):
-    """The small model's; `begin` is a token that its processor puts before a text, and the last one behind it."""
-    vocabulary = {token: index for index, token in enumerate(small_gguf.vocabulary())}
-    merges = [tuple(merge.split()) for merge in small_gguf.MERGES]
-    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges))
-    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = tokenizers.decoders.ByteLevel()
-    library.add_special_tokens(small_gguf.SPECIAL)
-    if begin:
-        special = [(token, library.token_to_id(token)) for token in (begin, "<|im_end|>")]
-        template = tokenizers.processors.TemplateProcessing(single=f"{begin} $A <|im_end|>", special_tokens=special)
-        library.post_processor = template
-    return library
-
-
 @pytest.fixture
 def folder(tmp_path):
     """A folder made by hand, whose weights' file doesn't say that we wrote it."""
@@ -46,7 +32,7 @@ def folder(tmp_path):
     huggingface.save(folder, small_gguf.small_model())
     tensors = safetensors.numpy.load_file(folder / "model.safetensors")
     safetensors.numpy.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    library_tokenizer().save(str(folder / "tokenizer.json"))
+    small_gguf.library_tokenizer().save(str(folder / "tokenizer.json"))
     write(folder / "config.json", json.loads((folder / "config.json").read_text()) | {"eos_token_id": 2})
     write(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
     return folder
@@ -65,6 +51,17 @@ def test_what_belongs_to_a_model_comes_with_it(folder):
     assert special == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
 
 
+def test_a_model_saved_here_is_one_like_any_other_once_a_tokenizer_lies_beside_it(folder, tmp_path):
+    model, tokenizer, *_ = pretrained.load(str(folder))
+    huggingface.save(tmp_path / "saved", model)
+    with pytest.raises(CheckpointError, match="tokenizer.json doesn't exist"):
+        pretrained.load(str(tmp_path / "saved"))
+    shutil.copy(folder / "tokenizer.json", tmp_path / "saved")
+    again = pretrained.load(str(tmp_path / "saved"))
+    assert again.tokenizer.fingerprint == tokenizer.fingerprint
+    assert np.array_equal(again.model.forward(np.arange(9)), model.forward(np.arange(9)))
+
+
 def test_each_file_may_be_missing_and_the_more_special_one_counts(folder):
     (folder / "tokenizer_config.json").unlink()
     assert pretrained.load(str(folder))[-2:] == ({}, None)
@@ -81,7 +78,7 @@ def test_each_file_may_be_missing_and_the_more_special_one_counts(folder):
 
 
 def test_a_text_begins_with_what_the_tokenizer_puts_there(folder):
-    library_tokenizer("<|im_start|>").save(str(folder / "tokenizer.json"))
+    small_gguf.library_tokenizer("<|im_start|>").save(str(folder / "tokenizer.json"))
     loaded = pretrained.load(str(folder))
     assert loaded.start == (1,) and 1 not in loaded.tokenizer.encode("Hello")
     result = run("sample.py", "--model", folder, "--prompt", "Hello", "--temperature", 0, "--length", 8)
@@ -169,7 +166,7 @@ def test_a_folder_that_transformers_has_saved(tmp_path):
     theirs.generation_config.eos_token_id = [0, 2]
     theirs.save_pretrained(tmp_path)
     wrapped = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=library_tokenizer("<|im_start|>"), bos_token="<|im_start|>", eos_token="<|im_end|>"
+        tokenizer_object=small_gguf.library_tokenizer("<|im_start|>"), bos_token="<|im_start|>", eos_token="<|im_end|>"
     )
     wrapped.chat_template = small_gguf.TEMPLATE
     wrapped.save_pretrained(tmp_path)

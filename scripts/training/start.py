@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
 
-from numpygpt import checkpoint
+from numpygpt import checkpoint, pretrained
 from numpygpt.adapters import add_lora
 from numpygpt.config import CHOICES, TransformerConfig
 from numpygpt.corpus import DataError
@@ -52,7 +51,7 @@ def start_from(
         flag = "--" + settled[0].replace("_", "-")
         raise ValueError(f"{flag} is settled by the model of --init {args.init}: leave it out")
     if found is None or args.lora is not None:
-        model, tokenizer = load_trained(args.init)
+        model, tokenizer = pretrained.load(args.init)[:2]
     else:
         model, tokenizer = checkpoint.load(found)[0], load_tokenizer(found)
     if tokenizer.vocab_size > model.config.vocab_size:
@@ -72,29 +71,3 @@ def start_from(
         else:
             checkpoint.load_adapters(found, model)
     return model, tokenizer
-
-
-def load_trained(name: str) -> tuple[TransformerLM, Tokenizer]:
-    """Return a trained model and its tokenizer: those of a run or checkpoint of ours, or what pretrained.py opens."""
-    folder = Path(name)
-    if not is_ours(folder):
-        from numpygpt import pretrained
-
-        model, tokenizer = pretrained.load(name)[:2]
-        return model, tokenizer
-    model, state = checkpoint.load(folder)
-    tokenizer = load_tokenizer(checkpoint.find(folder))
-    if tokenizer.fingerprint != state.get("tokenizer"):
-        raise DataError(f"{folder} holds another tokenizer than its model was trained with")
-    return model, tokenizer
-
-
-def is_ours(folder: Path) -> bool:
-    """Whether a folder is a run or a checkpoint of this program, whole or damaged."""
-    if checkpoint.checkpoints(folder):
-        return True
-    try:
-        with safetensors.safe_open(folder / checkpoint.MODEL, framework="numpy") as file:
-            return "numpygpt" in (file.metadata() or {})
-    except (safetensors.SafetensorError, OSError):
-        return False
