@@ -14,6 +14,9 @@ import numpy as np
 from numpygpt.array import Array, mover
 
 
+BLOCK = 2**18  # elements of a gradient that are computed and then added while they are in the cache
+
+
 class Parameter:
     """A learned array: `.value`, and `.grad` of the same shape, into which every backward adds.
 
@@ -65,6 +68,15 @@ class Parameter:
     def decays(self) -> bool:
         """Whether weight decay applies: to matrices (linear and embedding weights), not to gains and biases."""
         return len(self.shape) >= 2
+
+    def blocks(self) -> list[slice]:
+        """Cut the rows into blocks of about BLOCK elements: a gradient added block by block is never held twice.
+
+        On another device than the CPU there is one block.
+        """
+        rows = self.shape[0]
+        at_once = max(1, BLOCK * rows // self.size) if isinstance(self.buffer.value, np.ndarray) else rows
+        return [slice(start, min(start + at_once, rows)) for start in range(0, rows, at_once)]
 
     def place(self, buffer: "FlatBuffer", offset: int) -> None:
         """Become a view into `buffer`, from element `offset` on."""

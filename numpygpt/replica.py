@@ -5,9 +5,10 @@ in turn: replica 0, then 1, and so on. So the sums are formed in the same order,
 run; nobody waits long, since all do the same work; and there is no second gradient, nor a pass to sum it up.
 """
 
+import contextlib
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpygpt.forks import Forks
 from numpygpt.layers.cross_entropy import CrossEntropy
 from numpygpt.layers.dropout import Dropout
 from numpygpt.model import TransformerLM
-from numpygpt.module import evaluating
+from numpygpt.module import Parameter, evaluating
 from numpygpt.optim import Adam
 from numpygpt.threads import BrokenOff, Threads
 
@@ -27,11 +28,16 @@ PATIENCE = 0.1  # seconds between two looks whether what one waits for will neve
 
 
 class Turns:
-    """Whose turn it is to add to a parameter's gradient: a gate before each replica, for each parameter."""
+    """Whose turn it is to add to a gradient: for each parameter and replica, a gate through which its blocks pass.
 
-    def __init__(self, parameters: int, replicas: int, team: Threads | Forks):
-        # A semaphore is a count of those who may pass: 1 before the first replica, 0 before the others.
-        self.gates = [[team.semaphore(number == 0) for number in range(replicas)] for _ in range(parameters)]
+    A gate is a semaphore: how many of the parameter's blocks (Parameter.blocks, which are added to in order) the
+    replica before has left behind it. Before replica 0 is the last one, so that a second use of a parameter (tied
+    weights) comes after everybody's first.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter], replicas: int, team: Threads | Forks):
+        self.blocks = [len(p.blocks()) for p in parameters]
+        self.gates = [[team.semaphore(n if number == 0 else 0) for number in range(replicas)] for n in self.blocks]
         self.broken = forks.shared(np.array([False]))  # off; and no lock, which one that is killed could keep
         self.team = team
         self.taking_part = 0
@@ -40,57 +46,82 @@ class Turns:
         """Begin a round of the first so many replicas; of 0, nobody has to wait. Earlier rounds have ended."""
         self.taking_part = taking_part
 
-    def wait(self, parameter: int, number: int) -> None:
-        """Return when it is replica `number`'s turn; BrokenOff if it will never come."""
-        while self.taking_part and not self.gates[parameter][number].acquire(timeout=PATIENCE):
-            if self.broken[0] or self.team.lost():
-                raise BrokenOff
+    @contextlib.contextmanager
+    def turn(self, parameter: int, number: int, blocks: int) -> Iterator[None]:
+        """Wait for replica `number`'s turn to add to so many blocks, and let the next have its turn after.
 
-    def end(self, parameter: int, number: int) -> None:
-        """Let the next replica have its turn, after the last one the first again."""
-        if self.taking_part:
-            self.gates[parameter][(number + 1) % self.taking_part].release()
+        After the last replica comes the first again. BrokenOff if the turn will never come.
+        """
+        if not self.taking_part:
+            yield
+            return
+        gates = self.gates[parameter]
+        for _ in range(blocks):
+            while not gates[number].acquire(timeout=PATIENCE):
+                if self.broken[0] or self.team.lost():
+                    raise BrokenOff
+        yield
+        for _ in range(blocks):
+            gates[(number + 1) % self.taking_part].release()
 
     def mend(self) -> None:
         """Put all gates as they were, if the round before was broken off."""
         if self.broken[0]:
-            for gates in self.gates:
+            for gates, blocks in zip(self.gates, self.blocks, strict=True):
                 for gate in gates:
                     while gate.acquire(timeout=0):
                         pass
-                gates[0].release()
+                for _ in range(blocks):
+                    gates[0].release()
             self.broken[0] = False
 
 
 class SharedGradient:
-    """What a layer of a replica finds in `parameter.grad`: `+=` waits for its turn and adds to the model's gradient."""
+    """What a layer of a replica finds in `parameter.grad`: `+=` waits for its turn and adds to the model's gradient.
+
+    Its first `fresh` rows are of this step. The others are old, and the first replica to add to them assigns: so no
+    pass over the gradient is needed to make it zero, nor is zero read back to be added to.
+    """
 
     def __init__(self, grad: Array, turns: Turns, parameter: int, number: int):
-        self.grad, self.turns, self.place = grad, turns, (parameter, number)
+        self.grad, self.turns, self.parameter, self.number = grad, turns, parameter, number
+        self.fresh = len(grad)
 
     def __iadd__(self, summand: Array) -> Self:
-        self.turns.wait(*self.place)
-        self.grad += summand
-        self.turns.end(*self.place)
+        self.add(slice(0, len(self.grad)), summand, self.turns.blocks[self.parameter])
         return self
 
-    def __getitem__(self, rows: Array) -> "SharedRows":
+    def __getitem__(self, rows: slice | Array) -> "SharedRows":
         return SharedRows(self, rows)
 
-    def __setitem__(self, rows: Array, value: "SharedRows") -> None:
+    def __setitem__(self, rows: slice | Array, value: "SharedRows") -> None:
         """Do nothing: `grad[rows] += x` has added to the rows before it assigns them."""
+
+    def add(self, rows: slice | Array, summand: Array, blocks: int) -> None:
+        """Add to rows that lie in so many blocks."""
+        with self.turns.turn(self.parameter, self.number, blocks):
+            if isinstance(rows, slice) and rows.start == self.fresh:
+                self.grad[rows] = summand
+                self.fresh = rows.stop
+            else:
+                self.finish()
+                self.grad[rows] += summand
+
+    def finish(self) -> None:
+        """Make zero what is old."""
+        self.grad[self.fresh :] = 0
+        self.fresh = len(self.grad)
 
 
 class SharedRows:
-    """Some rows of a SharedGradient: `grad[rows] += x`, with no row twice, adds to them in turn."""
+    """Some rows of a SharedGradient, a block or any without repetition: `grad[rows] += x` adds to them in turn."""
 
-    def __init__(self, shared: SharedGradient, rows: Array):
+    def __init__(self, shared: SharedGradient, rows: slice | Array):
         self.shared, self.rows = shared, rows
 
     def __iadd__(self, summand: Array) -> Self:
-        self.shared.turns.wait(*self.shared.place)
-        self.shared.grad[self.rows] += summand
-        self.shared.turns.end(*self.shared.place)
+        one = isinstance(self.rows, slice)
+        self.shared.add(self.rows, summand, 1 if one else self.shared.turns.blocks[self.shared.parameter])
         return self
 
 
@@ -99,6 +130,7 @@ class Replica:
 
     def __init__(self, model: TransformerLM, optimizer: Adam, number: int, turns: Turns):
         self.model, self.optimizer, self.number, self.turns = model, optimizer, number, turns
+        self.gradients = [p.grad for p in model.parameters() if isinstance(p.grad, SharedGradient)]
         dropouts = [(name, m) for name, m in model.named_modules() if isinstance(m, Dropout) and m.p]
         self.generators = {f"{number}.{name}": dropout.rng for name, dropout in dropouts}  # of random numbers
 
@@ -122,6 +154,8 @@ class Replica:
                 if not math.isfinite(part_loss):
                     raise FloatingPointError(f"the loss is {part_loss}")
                 self.model.backward(loss.backward(weight))
+            for shared in self.gradients:
+                shared.finish()
             return weight * part_loss
         except BaseException:
             self.turns.broken[0] = True
@@ -162,7 +196,8 @@ class Replicas:
                 if buffer.grad is not None:  # a frozen one isn't written to, so that it stays one without being shared
                     buffer.convert(forks.shared)
             optimizer.convert(forks.shared)
-        self.turns = Turns(len(model.parameters()), count, self.team)
+        self.optimizer = optimizer
+        self.turns = Turns(model.parameters(), count, self.team)
         models = [self._copy(model, number) for number in range(count)] if parallel else [model]
         if parallel:
             dropouts = [[m for m in replica.modules() if isinstance(m, Dropout)] for replica in [model, *models]]
@@ -188,6 +223,13 @@ class Replicas:
     def models(self) -> list[TransformerLM]:
         """The replicas, as they are in this process."""
         return [worker.model for worker in self.workers]
+
+    def zero_grad(self) -> None:
+        """Set every gradient to zero, or have the first replica do that when it adds."""
+        if len(self.workers) == 1:
+            self.optimizer.zero_grad()
+        for shared in self.workers[0].gradients:
+            shared.fresh = 0
 
     def call(self, method: str, parts: Sequence[tuple], at_once: bool = True) -> list[Any]:
         """Return [replica.method(*part)] for the first replicas, as many as there are parts, all at once.

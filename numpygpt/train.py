@@ -182,7 +182,7 @@ class Trainer:
         config = self.config
         before = self.generator_states()
         try:
-            self.optimizer.zero_grad()
+            self.replicas.zero_grad()
             loss = self.add_gradients(inputs, targets)
             self.optimizer.lr = config.learning_rate(self.step)
             grad_norm = self.optimizer.step(config.grad_clip, self.replicas.deal)

@@ -18,6 +18,7 @@ from numpygpt.config import TransformerConfig
 from numpygpt.forks import Forks, WorkerLost
 from numpygpt.layers.feedforward import GLU
 from numpygpt.model import TransformerLM
+from numpygpt.module import Parameter
 from numpygpt.replica import Replica, SharedGradient, Turns
 from numpygpt.threads import BrokenOff, Threads, one_blas_thread, usable_cores
 from numpygpt.train import TrainConfig, Trainer
@@ -279,54 +280,71 @@ def in_threads(*functions):
         assert not runner.is_alive()
 
 
-def make_turns(replicas):
-    turns = Turns(2, 3, Threads())
-    turns.begin(replicas)
-    return turns
+@pytest.fixture
+def turns(monkeypatch):
+    """Of 3 replicas at two parameters, the first of one block, the second of two rows and of one."""
+    monkeypatch.setattr("numpygpt.module.BLOCK", 2)
+    parameters = [Parameter(np.zeros(2)), Parameter(np.zeros(3))]
+    assert parameters[1].blocks() == [slice(0, 2), slice(2, 3)]
+    return Turns(parameters, 3, Threads())
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_the_replicas_have_their_turns_at_each_parameter_in_order(replicas):
-    turns, order = make_turns(replicas), []
+def test_the_replicas_have_their_turns_at_each_parameter_in_order(turns, replicas):
+    order = []
+    turns.begin(replicas)
 
     def take(number):
-        for parameter in (1, 0, 1):  # a tied one comes twice
-            turns.wait(parameter, number)
-            order.append((parameter, number))
-            turns.end(parameter, number)
+        for parameter, blocks in ((1, 1), (1, 1), (0, 1), (1, 2)):  # the last, of a tied one, is for both its blocks
+            with turns.turn(parameter, number, blocks):
+                order.append((parameter, blocks, number))
 
     in_threads(*(functools.partial(take, number) for number in range(replicas)))
-    for parameter in (0, 1):
-        assert [n for p, n in order if p == parameter] == [*range(replicas)] * (1 + parameter)
+    assert [n for p, _, n in order if p == 0] == [*range(replicas)]
+    assert [n for p, blocks, n in order if (p, blocks) == (1, 2)] == [*range(replicas)]
+    ones = [n for p, blocks, n in order if (p, blocks) == (1, 1)]
+    for k in range(len(ones)):  # nobody at a block that the one before hasn't left
+        counts = [ones[: k + 1].count(n) for n in range(replicas)]
+        assert counts == sorted(counts, reverse=True)
+    assert all(order.index((1, 2, n)) > i for n in range(replicas) for i, o in enumerate(order) if o == (1, 1, n))
+    if replicas > 1:  # a second use comes after everybody's first
+        last_first_use = max(i for i, o in enumerate(order) if o == (1, 1, replicas - 1))
+        assert order.index((1, 2, 0)) > last_first_use
 
 
-def test_nobody_waits_in_a_round_of_none():
-    turns = make_turns(0)
-    in_threads(functools.partial(turns.wait, 1, 2))
-    turns.end(1, 2)
+def test_nobody_waits_in_a_round_of_none(turns):
+    turns.begin(0)
+
+    def take():
+        with turns.turn(1, 2, 2):
+            pass
+
+    in_threads(take)
 
 
-def test_one_that_waits_in_a_round_broken_off_is_told_and_the_next_round_is_a_new_one():
-    turns, told = make_turns(3), []
+def test_one_that_waits_in_a_round_broken_off_is_told_and_the_next_round_is_a_new_one(turns):
+    told = []
+    turns.begin(3)
 
     def wait():
-        with pytest.raises(BrokenOff):
-            turns.wait(0, 2)
+        with pytest.raises(BrokenOff), turns.turn(0, 2, 1):
+            pass
         told.append(True)
 
-    turns.wait(1, 0)
-    turns.end(1, 0)  # and replica 1 never comes
+    with turns.turn(0, 0, 1), turns.turn(1, 0, 1):
+        pass  # and replica 1 never comes
     in_threads(functools.partial(turns.broken.fill, True), wait)
     assert told == [True]
     turns.mend()
     assert not turns.broken[0]
-    assert [[gate.acquire(timeout=0) for gate in gates] for gates in turns.gates] == [[True, False, False]] * 2
-    assert not any(gate.acquire(timeout=0) for gates in turns.gates for gate in gates)
+    passed = [[sum(gate.acquire(timeout=0) for _ in range(5)) for gate in gates] for gates in turns.gates]
+    assert passed == [[1, 0, 0], [2, 0, 0]]
 
 
 @pytest.mark.parametrize("rows", [None, np.array([2, 0])])
-def test_what_replicas_add_to_a_shared_gradient_is_added_in_turn(rows):
-    turns, grad = make_turns(2), np.zeros(3)
+def test_what_replicas_add_to_a_shared_gradient_is_added_in_turn(turns, rows):
+    grad = np.zeros(3)
+    turns.begin(2)
 
     def add(number):
         shared = SharedGradient(grad, turns, 1, number)
@@ -338,6 +356,40 @@ def test_what_replicas_add_to_a_shared_gradient_is_added_in_turn(rows):
 
     in_threads(functools.partial(add, 0), functools.partial(add, 1))
     assert grad.tolist() == ([1, 1, 1] if rows is None else [1, 0, 1])  # the first 1 is lost beside 1e20
+
+
+def test_a_block_may_be_added_while_the_replica_before_is_at_the_next(turns):
+    grad = np.zeros(3)
+    turns.begin(2)
+    first, second = (SharedGradient(grad, turns, 1, number) for number in (0, 1))
+    first[slice(0, 2)] += np.full(2, 1.0)
+    in_threads(lambda: second.add(slice(0, 2), np.full(2, 10.0), 1))
+    first[slice(2, 3)] += np.full(1, 1.0)
+    second[slice(2, 3)] += np.full(1, 10.0)
+    assert grad.tolist() == [11, 11, 11]
+
+
+@pytest.mark.parametrize(
+    "uses", ["whole", "blocks", "rows", "a block", "none", "blocks, then rows", "rows, then whole"]
+)
+def test_what_is_old_in_a_gradient_is_forgotten_when_the_first_adds(turns, uses):
+    grad, expected = np.full(3, 7.0), np.zeros(3)
+    turns.begin(1)
+    shared = SharedGradient(grad, turns, 1, 0)
+    shared.fresh = 0
+    for use in uses.split(", then "):
+        if use == "whole":
+            shared += np.full(3, 1.0)
+            expected += 1
+        elif use == "rows":
+            shared[np.array([2, 0])] += np.full(2, 1.0)
+            expected[[2, 0]] += 1
+        elif use != "none":
+            for rows in [slice(0, 2), slice(2, 3)][: 2 if use == "blocks" else 1]:
+                shared[rows] += np.full(rows.stop - rows.start, 1.0)
+                expected[rows] += 1
+    shared.finish()
+    assert np.array_equal(grad, expected)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])

@@ -72,8 +72,8 @@ class Linear(Module):
         """Add the gradients of W and b; return that of x."""
         x = self.saved
         check_cotangent(dy, (*x.shape[:-1], self.weight.shape[0]))
-        if self.weight.trainable:  # if not, this product would be made to be forgotten
-            self.weight.grad += einsum("...o,...i->oi", dy, x)  # (3), from (2)
+        for o in self.weight.blocks() if self.weight.trainable else ():  # some rows of W, of outputs
+            self.weight.grad[o] += einsum("...o,...i->oi", dy[..., o], x)  # (3), from (2)
         if self.bias is not None:
             self.bias.grad += einsum("...o->o", dy)  # (4)
         return einsum("...o,oi->...i", dy, self.weight.value)  # (5)
