@@ -13,7 +13,6 @@ import numpy as np
 
 from numpygpt.array import Array, mover
 
-
 BLOCK = 2**18  # elements of a gradient that are computed and then added while they are in the cache
 
 
