@@ -175,14 +175,17 @@ class Writer:
         fence = next(f for f in self.page.fences if f.line == token.meta["line"])
         return getattr(self, f"write_{fence.kind}")(fence)
 
-    def write_contents(self, _: Fence) -> str:
-        """Write all pages in reading order, each with the first sentence of its first paragraph."""
-        rows = []
-        for page in self.site.pages[1:]:
-            first = next((part for part in page.text.split("\n\n")[1:] if part.strip()), "")
-            sentence = first.strip().replace("\n", " ").partition(". ")[0].rstrip(".:")
-            told = "" if sentence.startswith(("#", "`")) else self.inline(f"{sentence}.", 1)
-            rows.append(f'<li><a href="{page.file}">{escape(page.title)}</a><span>{told}</span></li>')
+    def write_contents(self, fence: Fence) -> str:
+        """Write all pages in reading order, each with what the fence says of it in a line "name: what it is about"."""
+        lines = [line.partition(": ") for line in fence.head.strip().split("\n")]
+        told = {name: (text, fence.line + 1 + i) for i, (name, _, text) in enumerate(lines)}
+        pages = {page.name: page for page in self.site.pages[1:]}
+        if unlike := sorted(told.keys() ^ pages.keys()):
+            raise BookError(fence.place, f"the contents must have one line for each page: see to {', '.join(unlike)}")
+        rows = [
+            f'<li><a href="{page.file}">{escape(page.title)}</a><span>{self.inline(*told[name])}</span></li>'
+            for name, page in pages.items()
+        ]
         return f'<ol class="chapters">{"".join(rows)}</ol>\n'
 
     def write_derivation(self, fence: Fence) -> str:
