@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +105,17 @@ def make_parser(description: str) -> Parser:
         type=int,
         help=f"tokens the model sees; of a trained one, while it learns {unless_given('context_length')}",
     )
+    add_parts(add)
+    add("--d-ff", type=int, help="hidden features of the ffn (unless given: 4, or 8/3 if gated, times --d-model)")
+    return parser
+
+
+def add_parts(add: Callable[..., Any]) -> None:
+    """Add the flags of the config that say what a new model is made of; `add` is a parser's add_argument."""
     add("--d-model", type=int, default=128, help="features of the residual stream")
     add("--num-layers", type=int, default=4, help="decoder blocks")
     add("--num-heads", type=int, default=4, help="attention heads")
     add("--num-kv-heads", type=int, help="key/value heads (unless given: as many as --num-heads)")
-    add("--d-ff", type=int, help="hidden features of the ffn (unless given: 4, or 8/3 if gated, times --d-model)")
     add("--norm", choices=CHOICES["norm"], default=TransformerConfig.norm, help="kind of norm")
     add(
         "--norm-position",
@@ -144,7 +151,6 @@ def make_parser(description: str) -> Parser:
         help="one array for both ends",
     )
     add("--dropout", type=float, default=TransformerConfig.dropout, help="probability of dropping a feature")
-    return parser
 
 
 def unless_given(name: str) -> str:
