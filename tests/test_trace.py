@@ -21,7 +21,7 @@ from tracing import record
 from tracing.layout import Row, lay_out
 from tracing.page import Book, write
 from tracing.picture import png, snapshot
-from tracing.source import PACKAGE, numbered, owner_of, statements
+from tracing.source import PACKAGE, equation_of, statements
 
 TEXT = "To be"
 DRESSES = {
@@ -402,11 +402,11 @@ def test_the_page_tells_loss_predictions_lines_and_numbers(small):
 
 def test_an_equation_is_that_of_the_class_the_module_or_the_only_class_there():
     layers = PACKAGE / "layers"
-    assert owner_of("8", layers / "norm.py", "RMSNorm.backward") == "RMSNorm"
-    assert owner_of("A", layers / "activation.py", "SiLU.backward") == "activation"
-    assert owner_of("1", layers / "softmax.py", "exponentials") == "Softmax"
-    assert owner_of("1", PACKAGE / "special.py", "normal_cdf") == "special"
-    assert list(numbered(layers / "norm.py")["LayerNorm"]) == [str(i) for i in range(1, 12)]
+    assert equation_of("8", layers / "norm.py", "RMSNorm.backward").key == "RMSNorm-8"
+    assert equation_of("A", layers / "activation.py", "SiLU.backward").key == "activation-A"
+    assert equation_of("1", layers / "softmax.py", "exponentials").key == "Softmax-1"
+    assert equation_of("1", PACKAGE / "special.py", "normal_cdf").key == "special-1"
+    assert equation_of("99", layers / "norm.py", "RMSNorm.backward") is None
 
 
 def test_numbers_lead_into_a_book(small, tmp_path):

@@ -15,7 +15,7 @@ from numpygpt.layers import Softmax
 from tracing.layout import Cell, Row, Section, lay_out
 from tracing.picture import CELLS, LEVELS, Snapshot, png
 from tracing.record import MAPS, Place, Run
-from tracing.source import NUMBER, numbered, owner_of
+from tracing.source import NUMBER, equation_of
 
 NUMBERS = 128  # of an array that has its numbers in a title, at most
 LABELS = 32  # tokens at the axes of a map of attention, at most
@@ -155,10 +155,11 @@ def of_line(place: Place, book: Book | None) -> str:
 
 def equation(number: str, place: Place, book: Book | None) -> str:
     """Return an equation's number, with the equation as its title and, beside a book, a link."""
-    owner = owner_of(number, place.statement.path, place.function)
-    latex = numbered(place.statement.path).get(owner, {}).get(number, "")
-    title = html.escape(f"{owner} ({number}): {latex}")
-    link = book.links.get(f"{owner}-{number}") if book is not None else None
+    found = equation_of(number, place.statement.path, place.function)
+    if found is None:
+        return f"({number})"
+    title = html.escape(f"{found.title}: {' '.join(found.latex.split())}")
+    link = book.links.get(found.key) if book is not None else None
     if link is None:
         return f'<abbr title="{title}">({number})</abbr>'
     return f'<a href="{html.escape(link)}" title="{title}">({number})</a>'

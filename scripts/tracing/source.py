@@ -4,16 +4,13 @@ import ast
 import functools
 import inspect
 import re
-import sys
 from pathlib import Path
 from types import CodeType
 from typing import NamedTuple
 
-import numpygpt
+from book.source import PACKAGE, Equation, by_name
 
-PACKAGE = Path(numpygpt.__file__).parent
 NUMBER = re.compile(r"\((\d+|A)\)")
-EQUATION = re.compile(r"\$\$(.*?)\$\$", re.DOTALL)
 
 
 class Target(NamedTuple):
@@ -100,26 +97,13 @@ def watched(code: CodeType) -> dict[int, Statement]:
 
 
 @functools.cache
-def numbered(path: Path) -> dict[str, dict[str, str]]:
-    """Return the equations of a file, LaTeX by number, under the class or, of the file's own, the module."""
-    module = sys.modules[".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)]
-    owners = {path.stem: module} | {
-        n: c for n, c in vars(module).items() if getattr(c, "__module__", 0) == module.__name__
-    }
-    return {name: found for name, owner in owners.items() if (found := equations(owner.__doc__ or ""))}
+def equation_of(number: str, path: Path, function: str) -> Equation | None:
+    """Return the equation that a line carries in a function of a file, given its qualified name.
 
-
-def equations(text: str) -> dict[str, str]:
-    r"""Return the LaTeX of each equation of a docstring by the number in its \tag."""
-    shown = " ".join(latex for latex in EQUATION.findall(text) if r"\tag" in latex)
-    return {number: " ".join(latex.split()) for latex, number in re.findall(r"(.+?)\\tag\{(\w+)\}", shown, re.DOTALL)}
-
-
-def owner_of(number: str, path: Path, function: str) -> str:
-    """Return which class or module has the equation that a line carries in a function, given its qualified name.
-
-    It is the class itself; if that has none of this number, its module, and then any class of the file.
+    It is the class's own; if that has none of this number, its module's, and then that of any class of the file.
     """
-    owners = numbered(path)
-    order = [function.partition(".")[0], path.stem, *owners]
-    return next((name for name in order if number in owners.get(name, {})), order[0])
+    here = {name: one for name, one in by_name().items() if one.path == path}
+    order = [function.partition(".")[0], path.stem, *here]
+    return next(
+        (here[name].equations[number] for name in order if name in here and number in here[name].equations), None
+    )
