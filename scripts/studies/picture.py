@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from book.figures import BACKWARD, FORWARD, FOURTH, MUTED, THIRD
 from numpygpt import durable
 from numpygpt.extras import need
 from studies.study import Study
 from studies.verdict import Numbers
 
-BLUE, RED, GREEN, VIOLET, GREY = "#1f6feb", "#c4432b", "#2f8f4e", "#9a6bd0", "#8a8a8a"
+BLUE, RED, GREEN, VIOLET, GREY = FORWARD, BACKWARD, THIRD, FOURTH, MUTED
 WIDTH = 7.5  # inches
 STYLE = {
     "svg.fonttype": "none",  # letters stay letters: a few kB in place of hundreds
