@@ -91,7 +91,7 @@ CLAIMS = (
     ),
     Claim(
         "With the variance, each map divides them by the root of the width.",
-        f"{GLOROT}, eqs. 8 to 12, for that deviation",
+        f"{GLOROT}, eqs. 5 and 6, with that deviation",
         tuple(
             Criterion(
                 f"factor a map times the root of the width, {way}",

@@ -173,7 +173,7 @@ CLAIMS = (
     ),
     Claim(
         "With the norm behind, a deep model needs warm-up.",
-        f"{XIONG}, section 3.1",
+        f"{XIONG}, section 3.2",
         (Criterion("norm behind, greatest depth: loss without warm-up less that with it", warmup_gain("post"), low=0),),
     ),
     Claim(
