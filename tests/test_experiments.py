@@ -221,7 +221,6 @@ def test_several_processes_measure_the_same_and_it_is_drawn_the_same_again(monke
     assert (tmp_path / "again.md").read_bytes() == page
 
 
-@pytest.mark.skipif(not (DOCS / "experiments.md").exists(), reason="no run is kept in the docs")
 def test_the_page_in_the_docs_is_what_its_numbers_say():
     kept = pages.numbers_in(DOCS / "experiments")
     assert kept.keys() == STUDIES.keys()
