@@ -16,9 +16,9 @@ INTRO = """\
 # Claims, tried
 
 What papers and this project's own pages say of the parts of a Transformer, tried on small models.
-`python scripts/experiments.py NAME` makes a study anew (`pip install -e ".[plot,shakespeare]"`; `--list` names them, and each
-section below ends with its own command). It writes this page, its pictures and its numbers; no verdict and no number
-here is written by hand.
+`python scripts/experiments.py NAME` makes a study anew (`pip install -e ".[plot,shakespeare]"`; `--list` names them, and
+each section below ends with its own command). It writes this page, its pictures and its numbers; no verdict and no
+number here is written by hand.
 
 **How it is judged.** The criteria stand in [scripts/studies](../scripts/studies) beside the claims, and were there
 before these runs; trials of a few steps, which show what a model is like at its start, went before. Each quantity is
