@@ -16,7 +16,7 @@ INTRO = """\
 # Claims, tried
 
 What papers and this project's own pages say of the parts of a Transformer, tried on small models.
-`python scripts/experiments.py NAME` makes a study anew (`pip install -e ".[plot,shakespeare]"`; `--list` names them, and
+`python scripts/experiments.py NAME` makes a study anew (`pip install -e ".[plot,shakespeare]"`; `--list` names them,
 each section below ends with its own command). It writes this page, its pictures and its numbers; no verdict and no
 number here is written by hand.
 
