@@ -67,11 +67,11 @@ class Turns:
     def mend(self) -> None:
         """Put all gates as they were, if the round before was broken off."""
         if self.broken[0]:
-            for gates, blocks in zip(self.gates, self.blocks, strict=True):
+            for parameter, gates in enumerate(self.gates):
                 for gate in gates:
                     while gate.acquire(timeout=0):
                         pass
-                for _ in range(blocks):
+                for _ in range(self.blocks[parameter]):
                     gates[0].release()
             self.broken[0] = False
 
@@ -120,8 +120,8 @@ class SharedRows:
         self.shared, self.rows = shared, rows
 
     def __iadd__(self, summand: Array) -> Self:
-        one = isinstance(self.rows, slice)
-        self.shared.add(self.rows, summand, 1 if one else self.shared.turns.blocks[self.shared.parameter])
+        blocks = 1 if isinstance(self.rows, slice) else self.shared.turns.blocks[self.shared.parameter]
+        self.shared.add(self.rows, summand, blocks)
         return self
 
 

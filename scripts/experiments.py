@@ -1,7 +1,7 @@
 """Try what is said of the parts of a Transformer: train small models at equal size, and judge by the numbers.
 
 Each study states its claims and what would refute them, trains every kind with several seeds, and writes a table, a
-picture and, beside the folder of --out, a page with the verdicts. All of them take half an hour on two cores.
+picture and, beside the folder of --out, a page with the verdicts. All of them took forty minutes on two cores.
 
     python scripts/experiments.py --list                        the studies and their claims
     python scripts/experiments.py activation --corpus tiny      one of them

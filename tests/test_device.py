@@ -430,3 +430,10 @@ def test_a_state_from_the_other_side_is_refused_and_changes_nothing(here, there)
     with pytest.raises((TypeError, ValueError)):
         model.load_state_dict(state)
     assert bool(np.array_equal(model.flat.value, before))
+
+
+def test_on_a_device_a_gradient_is_one_block(monkeypatch):
+    monkeypatch.setattr("numpygpt.module.BLOCK", 4)
+    layer = Linear(4, 5)
+    assert layer.weight.blocks() == [slice(row, row + 1) for row in range(5)]
+    assert layer.to(to_device).weight.blocks() == [slice(0, 5)]

@@ -20,6 +20,15 @@ def test_gradients(rng, batch, in_features, out_features, bias):
     check(layer, x)
 
 
+@pytest.mark.parametrize("block", [1, 7, 8, 100])  # of 5 rows of 4: one at once, one, two, all
+def test_gradients_in_blocks_of_rows(block, monkeypatch):
+    monkeypatch.setattr("numpygpt.module.BLOCK", block)
+    rng = np.random.default_rng(0)
+    layer = unit_scale(Linear(4, 5, dtype=np.float64), rng)
+    assert len(layer.weight.blocks()) == {1: 5, 7: 5, 8: 3, 100: 1}[block]
+    check(layer, rng.standard_normal((2, 3, 4)))
+
+
 def test_the_start_is_a_normal_distribution_cut_at_three_deviations():
     weight = Linear(300, 500, rng=0).weight.value / math.sqrt(2 / 800)
     assert weight.dtype == np.float32 and 2.9 < np.abs(weight).max() <= 3.0001

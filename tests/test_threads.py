@@ -17,6 +17,7 @@ from numpygpt import forks, threads
 from numpygpt.config import TransformerConfig
 from numpygpt.forks import Forks, WorkerLost
 from numpygpt.layers.feedforward import GLU
+from numpygpt.layers.norm import RMSNorm
 from numpygpt.model import TransformerLM
 from numpygpt.module import Parameter
 from numpygpt.replica import Replica, SharedGradient, Turns
@@ -409,6 +410,28 @@ def test_gradients_are_those_of_one_thread(team, rows, count, config):
         losses = [trainer.add_gradients(*batch(rows, seed)) for trainer in (one, many)]
         assert losses[1] == pytest.approx(losses[0], rel=1e-12)
         np.testing.assert_allclose(many.model.flat.grad, one.model.flat.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("config", [{}, {"tie_embeddings": True, "positions": "learned"}])
+def test_a_step_forgets_the_gradients_before_it_also_in_many_blocks(team, config, monkeypatch):
+    monkeypatch.setattr("numpygpt.module.BLOCK", 40)
+    one, many = (make_trainer(n, **config) for n in (1, 3))
+    assert len(many.model.lm_head.weight.blocks()) == 4
+    for seed in range(3):
+        for trainer in (one, many):
+            trainer.replicas.zero_grad()
+            trainer.add_gradients(*batch(5, seed))
+        np.testing.assert_allclose(many.model.flat.grad, one.model.flat.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_a_gradient_that_nothing_is_added_to_is_zero(team, monkeypatch):
+    monkeypatch.setattr(RMSNorm, "backward", lambda self, dy: dy)
+    trainer = make_trainer(2)
+    trainer.model.flat.grad[...] = 7
+    trainer.replicas.zero_grad()
+    trainer.add_gradients(*batch(5))
+    zero = {p.name for p in trainer.model.parameters() if not p.grad.any()}
+    assert zero == {p.name for p in trainer.model.parameters() if not p.decays}
 
 
 @pytest.mark.parametrize("count", [2, 3])

@@ -17,6 +17,7 @@ from numpygpt.model import TransformerConfig, TransformerLM
 from numpygpt.tokenizer import CharTokenizer
 
 sys.path.insert(0, str(SCRIPTS))
+from benchmarks.sizes import DRESSES as benchmarked
 from tracing import record
 from tracing.layout import Row, lay_out
 from tracing.page import Book, write
@@ -25,15 +26,7 @@ from tracing.source import PACKAGE, equation_of, statements
 
 TEXT = "To be"
 DRESSES = {
-    "default": {},
-    "gpt2": {
-        "norm": "layernorm",
-        "ffn": "gelu_tanh",
-        "positions": "learned",
-        "bias": True,
-        "tie_embeddings": True,
-        "init": "gpt2",
-    },
+    **benchmarked,
     "post": {"norm_position": "post", "ffn": "geglu", "positions": "sinusoidal"},
     "grouped": {"num_kv_heads": 2, "num_heads": 4, "rope_layout": "half", "ffn": "reglu", "dropout": 0.3},
     "one head": {"num_heads": 1, "ffn": "bilinear", "positions": "none", "norm": "layernorm"},
