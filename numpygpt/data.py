@@ -31,6 +31,7 @@ __all__ = [
     "write_tokens",
 ]
 
+WHOLE = slice(None)
 Batch = tuple[Integer[np.ndarray, "batch length"], Integer[np.ndarray, "batch length"]]
 
 
@@ -48,16 +49,19 @@ def split(tokens: Ids, context_length: int, held_out: float = 0.1) -> tuple[Ids,
     return parts
 
 
-def random_batch(tokens: Ids, batch_size: int, context_length: int, rng: np.random.Generator) -> Batch:
+def random_batch(
+    tokens: Ids, batch_size: int, context_length: int, rng: np.random.Generator, rows: slice = WHOLE
+) -> Batch:
     """`batch_size` windows, each place in `tokens` as likely as the next: inputs and targets, (B, T) int64.
 
+    Only some `rows` of the batch are read and returned, if those are given; the generator moves on as for all.
     N tokens hold N - T windows: the first starts on the first id, the last window's last target is the last
     id. Raises DataError if there is none.
     """
     check_positive(batch_size=batch_size, context_length=context_length)
     _check_length(tokens, context_length, "row of tokens")
     starts = rng.integers(len(tokens) - context_length, size=batch_size)
-    windows = np.array(tokens[starts[:, None] + np.arange(context_length + 1)], np.int64)
+    windows = np.array(tokens[starts[rows, None] + np.arange(context_length + 1)], np.int64)
     let_go(tokens)
     return windows[:, :-1], windows[:, 1:]
 

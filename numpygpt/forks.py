@@ -137,12 +137,12 @@ def _serve(worker: Any, connection: Connection) -> None:
             while True:
                 method, part = connection.recv()
                 result, error = _try(worker, method, part)
-                connection.send((result, error and _portable(error)))
+                connection.send((result, error and portable(error)))
     finally:
         os._exit(0)  # nothing that the first process has set up for its own end
 
 
-def _portable(error: BaseException) -> BaseException:
+def portable(error: BaseException) -> BaseException:
     """Return an error that another process can be sent, with a note on where it comes from."""
     try:
         pickle.loads(pickle.dumps(error))

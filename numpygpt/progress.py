@@ -14,7 +14,7 @@ from tqdm import tqdm
 def progress_bar(total: int, **options: Any) -> Any:
     """Return a tqdm bar with tqdm's options; where the output is no terminal, a line now and then."""
     bar = tqdm(total=total, dynamic_ncols=True, **options)
-    if not bar.fp.isatty():
+    if not bar.disable and not bar.fp.isatty():
         bar.mininterval = 10
     return bar
 
@@ -22,12 +22,14 @@ def progress_bar(total: int, **options: Any) -> Any:
 class Progress:
     """A bar over the steps, with the time left."""
 
-    def __init__(self, steps: int, initial: int):
-        self.bar = progress_bar(steps, initial=initial, unit="step")
+    def __init__(self, steps: int, initial: int, disable: bool = False):
+        self.bar = progress_bar(steps, initial=initial, unit="step", disable=disable)
         self.loss, self.seconds_per_token = Smoothed(), Smoothed()
 
     def show(self, metrics: dict[str, Any]) -> None:
         """Move on by a step that had these metrics; an evaluation gets a line of its own, which stays."""
+        if self.bar.disable:
+            return
         self.loss.add(metrics["loss"])
         self.seconds_per_token.add(1 / metrics["tokens_per_s"])
         self.bar.set_postfix(
@@ -65,10 +67,10 @@ class Smoothed:
 
 
 @contextlib.contextmanager
-def stop_between_steps() -> Iterator[Callable[[], bool]]:
+def stop_between_steps(quietly: bool = False) -> Iterator[Callable[[], bool]]:
     """Turn Ctrl-C and requests to terminate into a flag: yields a function that says whether there was one.
 
-    A second Ctrl-C interrupts at once.
+    A second Ctrl-C interrupts at once, as the first says unless `quietly`.
     """
     requested = False
 
@@ -77,6 +79,8 @@ def stop_between_steps() -> Iterator[Callable[[], bool]]:
         if requested:
             raise KeyboardInterrupt
         requested = True
+        if quietly:
+            return
         with contextlib.suppress(OSError):
             os.write(2, b"\nStopping after this step; Ctrl-C again gives up what came after the last save.\n")
 

@@ -21,6 +21,7 @@ from numpygpt.layers.dropout import Dropout
 from numpygpt.model import TransformerLM
 from numpygpt.module import Parameter, evaluating
 from numpygpt.optim import Adam
+from numpygpt.ranks import Ranks
 from numpygpt.threads import BrokenOff, Threads
 
 QUIET: Any = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}  # what isn't finite is refused by name
@@ -128,11 +129,12 @@ class SharedRows:
 class Replica:
     """A worker: a replica of the model, and what it does for a trainer."""
 
-    def __init__(self, model: TransformerLM, optimizer: Adam, number: int, turns: Turns):
+    def __init__(self, model: TransformerLM, optimizer: Adam, number: int, turns: Turns, before: int = 0):
+        """It is replica `number` of its process, and there are so many `before` it on ranks before this one."""
         self.model, self.optimizer, self.number, self.turns = model, optimizer, number, turns
         self.gradients = [p.grad for p in model.parameters() if isinstance(p.grad, SharedGradient)]
         dropouts = [(name, m) for name, m in model.named_modules() if isinstance(m, Dropout) and m.p]
-        self.generators = {f"{number}.{name}": dropout.rng for name, dropout in dropouts}  # of random numbers
+        self.generators = {f"{before + number}.{name}": dropout.rng for name, dropout in dropouts}  # of random numbers
 
     def train(self) -> None:
         """Let the model train."""
@@ -186,11 +188,16 @@ class Replica:
 
 
 class Replicas:
-    """So many replicas of a model, each run by a worker of its own. Of one, the model itself is the replica."""
+    """So many replicas of a model, each run by a worker of its own. Of one, the model itself is the replica.
 
-    def __init__(self, model: TransformerLM, optimizer: Adam, count: int):
+    They are those of one rank, and every rank has as many.
+    """
+
+    def __init__(self, model: TransformerLM, optimizer: Adam, count: int, ranks: Ranks | None = None):
+        ranks = ranks or Ranks()
         parallel = count > 1
-        self.team = Forks() if parallel and forks.pay() else Threads()
+        # No forks of a rank: MPI's libraries have threads and network cards that a forked process hasn't.
+        self.team = Forks() if parallel and forks.pay() and ranks.size == 1 else Threads()
         if isinstance(self.team, Forks):
             for buffer in model.buffers():
                 if buffer.grad is not None:  # a frozen one isn't written to, so that it stays one without being shared
@@ -199,12 +206,13 @@ class Replicas:
         self.optimizer = optimizer
         self.turns = Turns(model.parameters(), count, self.team)
         models = [self._copy(model, number) for number in range(count)] if parallel else [model]
-        if parallel:
+        before, total = ranks.rank * count, ranks.size * count
+        if total > 1:
             dropouts = [[m for m in replica.modules() if isinstance(m, Dropout)] for replica in [model, *models]]
             for original, *copies in zip(*dropouts, strict=True):
-                for dropout, rng in zip(copies, original.rng.spawn(count), strict=True):
+                for dropout, rng in zip(copies, original.rng.spawn(total)[before:][:count], strict=True):
                     dropout.rng = rng
-        self.workers = [Replica(replica, optimizer, number, self.turns) for number, replica in enumerate(models)]
+        self.workers = [Replica(each, optimizer, number, self.turns, before) for number, each in enumerate(models)]
         self.team.start(self.workers)
 
     def _copy(self, model: TransformerLM, number: int) -> TransformerLM:

@@ -19,10 +19,17 @@ import threadpoolctl
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def usable_cores() -> int:
-    """Return how many cores this process may use: by its affinity and its cgroup's quota, not the machine's number."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([cores, *_quotas()]))
+def affinity() -> set[int]:
+    """Return the cores that this process may run on."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def usable_cores(cores: set[int] | None = None) -> int:
+    """Return how many cores this process may use: by its affinity and its cgroup's quota, not the machine's number.
+
+    Or how many of the given `cores`, in place of its affinity.
+    """
+    return max(1, min([len(affinity() if cores is None else cores), *_quotas()]))
 
 
 def _quotas() -> Iterator[int]:

@@ -1,11 +1,14 @@
 """The training loop."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
+import itertools
 import math
+import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,8 +20,9 @@ from numpygpt.layers.cross_entropy import CrossEntropy
 from numpygpt.model import TransformerLM
 from numpygpt.optim import AdamW, cosine_schedule
 from numpygpt.progress import Progress, stop_between_steps
+from numpygpt.ranks import Ranks
 from numpygpt.replica import Replicas
-from numpygpt.threads import one_blas_thread, usable_cores
+from numpygpt.threads import one_blas_thread
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,17 +92,26 @@ class Trainer:
         validation_tokens: Ids,
         config: TrainConfig,
         threads: int | None = None,
+        ranks: Ranks | None = None,
     ):
         """`threads` work on each batch together: as many as there are usable cores, unless given.
 
         With another number the sums are rounded differently, and dropout draws differently. A model on another device
         is run by one.
+
+        Of several `ranks`, each makes a trainer of the same model and calls the same methods at the same time. A batch
+        is shared among them, and then the share of each among its threads.
         """
+        self.ranks = ranks or Ranks()
         longest = model.config.context_length
         self.context_length = longest if config.context_length is None else config.context_length
         if self.context_length > longest:
             raise ValueError(f"context_length {self.context_length} is more than the {longest} tokens the model takes")
-        self.threads = usable_cores() if threads is None else threads
+        if config.batch_size < self.ranks.size:
+            raise ValueError(
+                f"batch_size {config.batch_size} is less than a sequence for each of {self.ranks.size} ranks"
+            )
+        self.threads = self.ranks.cores() if threads is None else threads
         check_positive(threads=self.threads)
         if not isinstance(model.flat.value, np.ndarray):
             self.threads = 1
@@ -109,7 +122,7 @@ class Trainer:
             model.parameters(), config.lr, (config.beta1, config.beta2), weight_decay=config.weight_decay
         )
         self.rng = np.random.default_rng(config.seed)
-        self.replicas = Replicas(model, self.optimizer, self.threads)
+        self.replicas = Replicas(model, self.optimizer, self.threads, self.ranks)
         self.step = 0
         self.best_loss, self.best_step = math.inf, 0
         self.unevaluated: dict[str, Any] | None = None  # metrics of a step whose evaluation was broken off
@@ -132,10 +145,15 @@ class Trainer:
             return self.evaluate()
         deadline = time.monotonic() + 60 * minutes
         self.replicas.call("train", [()] * self.threads)
-        with one_blas_thread(), stop_between_steps() as stop, Progress(self.config.steps, self.reported) as progress:
-            while not stop():
+        others = self.ranks.rank > 0
+        with (
+            one_blas_thread(),
+            stop_between_steps(quietly=others) as stop,
+            Progress(self.config.steps, self.reported, disable=others) as progress,
+        ):
+            while not any(self.ranks.gather(stop())):
                 metrics, self.unevaluated = self.unevaluated or self.timed_step(), None
-                last = self.finished or time.monotonic() >= deadline
+                last = self.finished or any(self.ranks.gather(time.monotonic() >= deadline))
                 if last or self.step % self.config.eval_interval == 0:
                     validation_loss = self.evaluate(stop)
                     if validation_loss is None:
@@ -175,28 +193,46 @@ class Trainer:
 
     def train_step(self) -> dict[str, float]:
         """Draw a batch and update the model with it."""
-        return self.update(*random_batch(self.train_tokens, self.config.batch_size, self.context_length, self.rng))
+        size, rows = self.config.batch_size, self.ranks.rows(self.config.batch_size)
+        return self.update(*random_batch(self.train_tokens, size, self.context_length, self.rng, rows))
 
     def update(self, inputs: Array, targets: Array) -> dict[str, float]:
-        """Update the model once, with inputs and targets: the loss before it, the rate, the gradient's norm."""
-        config = self.config
-        before = self.generator_states()
-        try:
-            self.replicas.zero_grad()
-            loss = self.add_gradients(inputs, targets)
-            self.optimizer.lr = config.learning_rate(self.step)
-            grad_norm = self.optimizer.step(config.grad_clip, self.replicas.deal)
-        except FloatingPointError as error:  # the weights are as before: do the same again, and watch
-            self.optimizer.zero_grad()
-            for worker in self.replicas.workers:
-                worker.set_generator_states(before)
-            first = first_not_finite(self.replicas.models, lambda: self.add_gradients(inputs, targets, at_once=False))
-            reason = f"{first} is not finite, the first to be so" if first else error
-            raise FloatingPointError(f"in step {self.step + 1} {reason}") from error
+        """Update the model once, with inputs and targets: the loss before it, the rate, the gradient's norm.
+
+        Of several ranks, each gives its share of the batch, and gets what is true of the whole.
+        """
+        counted, before = sum(self.ranks.gather(self.counted(targets))), self.generator_states()
+
+        def add(at_once: bool = True) -> float:
+            return self.add_gradients(inputs, targets, at_once, counted)
+
+        def add_or_explain() -> float:
+            with self.explained(before, add):
+                return add()
+
+        self.replicas.zero_grad()
+        loss = sum(self.ranks.together(add_or_explain))
+        self.ranks.add([buffer.grad for buffer in self.model.buffers() if buffer.grad is not None])
+        self.optimizer.lr = self.config.learning_rate(self.step)
+        with self.explained(before, add):
+            grad_norm = self.optimizer.step(self.config.grad_clip, self.replicas.deal)
         self.step += 1
         return {"loss": loss, "lr": self.optimizer.lr, "grad_norm": grad_norm}
 
-    def add_gradients(self, inputs: Array, targets: Array, at_once: bool = True) -> float:
+    @contextlib.contextmanager
+    def explained(self, before: dict[str, Any], add: Callable[[bool], float]) -> Iterator[None]:
+        """Name the layer of a FloatingPointError: the weights are as before, so do the same again, and watch."""
+        try:
+            yield
+        except FloatingPointError as error:
+            self.optimizer.zero_grad()
+            for worker in self.replicas.workers:
+                worker.set_generator_states(before)
+            first = first_not_finite(self.replicas.models, lambda: add(False))
+            reason = f"{first} is not finite, the first to be so" if first else error
+            raise FloatingPointError(f"in step {self.step + 1} {reason}") from error
+
+    def add_gradients(self, inputs: Array, targets: Array, at_once: bool = True, counted: int | None = None) -> float:
         r"""Forward and backward of a batch, in parts; return its loss. Raises FloatingPointError if that isn't finite.
 
         The batch is cut in `accumulate` parts, one after the other, and each of these in one for each thread. The loss
@@ -204,9 +240,10 @@ class Trainer:
 
         $$L = \sum_i \frac{N_i}{N}\, L_i, \qquad \bar L_i = \frac{N_i}{N} \tag{1}$$
 
-        Dividing by the number of parts instead would be right only for parts of one size.
+        Dividing by the number of parts instead would be right only for parts of one size. If the batch is a rank's
+        share of a larger one, with `counted` tokens in all, that is $N$, and its own terms of the sum are returned.
         """
-        loss, counted = 0.0, max(self.counted(targets), 1)
+        loss, counted = 0.0, max(self.counted(targets) if counted is None else counted, 1)
         for part in cut((inputs, targets), self.config.accumulate):
             parts = cut(part, self.threads)
             taking_part = len(parts) if at_once else 0
@@ -228,8 +265,17 @@ class Trainer:
 
         Raises FloatingPointError if it isn't finite, which names the step and the layer.
         """
+        parts = self.ranks.together(lambda: self.losses(stop))
+        if None in parts:
+            return None
+        total, count = map(sum, zip(*parts, strict=True))
+        return total / max(count, 1)
+
+    def losses(self, stop: Callable[[], bool]) -> tuple[float, int] | None:
+        """Return the sum of this rank's losses over the validation part, and their number; None if told to `stop`."""
         total, count = 0.0, 0
-        for batch in sequential_batches(self.validation_tokens, 4 * self.config.batch_size, self.context_length):
+        batches = sequential_batches(self.validation_tokens, 4 * self.config.batch_size, self.context_length)
+        for batch in itertools.islice(batches, self.ranks.rank, None, self.ranks.size):
             if stop():
                 return None
             parts = cut(batch, self.threads)
@@ -240,17 +286,20 @@ class Trainer:
                 first = first_not_finite(self.replicas.models, functools.partial(run, at_once=False))
                 reason = f": {first} is not finite, the first to be so" if first else ""
                 raise FloatingPointError(f"the validation loss after step {self.step} is {total}{reason}")
-        return total / max(count, 1)
+        return total, count
 
     def state_dict(self) -> dict[str, Any]:
-        """Return, as JSON holds it, all that the next step depends on besides the weights and the moments."""
+        """Return, as JSON holds it, all that the next step depends on besides the weights and the moments.
+
+        Of several ranks, all call it, and get the generators of all.
+        """
         best_loss = self.best_loss if math.isfinite(self.best_loss) else None
         return {
             "step": self.step,
             "best_loss": best_loss,
             "best_step": self.best_step,
             "unevaluated": self.unevaluated,
-            "generators": self.generator_states(),
+            "generators": functools.reduce(operator.or_, self.ranks.gather(self.generator_states())),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -258,7 +307,7 @@ class Trainer:
         if missing := self.state_dict().keys() - state.keys():
             raise ValueError(f"the state lacks {sorted(missing)}: it was saved by another version of this program")
         step, best_loss, generators = state["step"], state["best_loss"], state["generators"]
-        if unlike := sorted(generators.keys() ^ self.generator_states().keys()):
+        if unlike := sorted(generators.keys() ^ self.state_dict()["generators"].keys()):
             raise ValueError(f"the state doesn't fit this model: one has generators for {unlike}, the other hasn't")
         if self.optimizer.t != step:
             raise ValueError(f"the state is that of step {step}, and the optimiser has made {self.optimizer.t}")
@@ -267,7 +316,7 @@ class Trainer:
         self.best_step, self.unevaluated = state["best_step"], state["unevaluated"]
 
     def generator_states(self) -> dict[str, Any]:
-        """Return the state of every generator that training draws from."""
+        """Return the state of every generator that training draws from on this rank."""
         states = {"batches": self.rng.bit_generator.state}
         if any(worker.generators for worker in self.replicas.workers):
             for more in self.replicas.call("generator_states", [()] * self.threads):

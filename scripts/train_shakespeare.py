@@ -3,6 +3,8 @@
 With no arguments: 2,000 steps of a small model on Shakespeare's plays, saved under runs/shakespeare. --init takes a
 trained model instead, which learns as a whole or, with --lora, by adapters. Whatever ends a run, --resume goes on from
 the last checkpoint, to the same bits as if nothing had happened.
+
+    mpiexec -n 4 python scripts/train_shakespeare.py     four processes share each batch
 """
 
 import contextlib
@@ -10,20 +12,32 @@ import contextlib
 from numpygpt import cli, durable
 from numpygpt.cli import fail
 from numpygpt.corpus import DataError
+from numpygpt.ranks import Ranks, join
 from numpygpt.sample import generate
 from numpygpt.tokenizer import CharTokenizer
 from training.flags import make_parser, parse_arguments
-from training.run import Run
+from training.run import VERSIONS, Run
 
 
 def main() -> int:
     """Train, report, save and sample; return the exit status."""
+    try:
+        ranks = join()
+    except (ValueError, ImportError) as error:
+        fail(error)
+    with ranks.ending_together():
+        return train_together(ranks)
+
+
+def train_together(ranks: Ranks) -> int:
+    """Train, report, save and sample, as one of several ranks or alone; return the exit status."""
     parser = make_parser(str(__doc__))
     args = parse_arguments(parser)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(durable.locked(args.out))
-            run = Run(parser, args)
+            ranks.check_alike({f"--{name.replace('_', '-')}": value for name, value in vars(args).items()} | VERSIONS)
+            ranks.from_first(lambda: stack.enter_context(durable.locked(args.out)) and None)
+            run = Run(parser, args, ranks)
         except (ValueError, OSError, ImportError) as error:
             fail(error)
         except MemoryError as error:
@@ -48,6 +62,8 @@ def train_and_report(run: Run) -> int:
         print(f"The lowest was {trainer.best_loss:.4f}; that checkpoint is kept too")
     if tokenizer.kind != CharTokenizer.kind:
         print(f"a character: {run.losses_per_character * validation_loss:.4f}")
+    if run.ranks.rank > 0:
+        return 0
     print(f"Saved in {args.out}; a sample:\n")
     try:
         prompt = tokenizer.encode("\n")
