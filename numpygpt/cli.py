@@ -7,20 +7,10 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 
-class Failure(SystemExit):
-    """The end of the program, with a line that says why, which `run` prints."""
-
-    def __init__(self, message: object, status: int):
-        super().__init__(status)
-        self.message, self.status = message, status
-
-    def __str__(self) -> str:
-        return f"error: {self.message}"
-
-
 def fail(message: object, status: int = 2) -> NoReturn:
     """End the program with a line on the error stream."""
-    raise Failure(message, status)
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(status)
 
 
 class Parser(argparse.ArgumentParser):
@@ -61,10 +51,8 @@ def run(main: Callable[[], int]) -> NoReturn:
     try:
         status = main()
         sys.stdout.flush()
-    except (Failure, KeyboardInterrupt) as error:
-        failure = error if isinstance(error, Failure) else Failure("interrupted", 130)
-        print(failure, file=sys.stderr)
-        status = failure.status
+    except KeyboardInterrupt:
+        fail("interrupted", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush goes nowhere
         sys.exit(141)

@@ -19,6 +19,7 @@ on GPUs are summed by NCCL, which CuPy brings (untried: no machine with a GPU wa
 
 import contextlib
 import importlib
+import io
 import os
 import sys
 import time
@@ -149,22 +150,22 @@ class MPIRanks(Ranks):
     def ending_together(self) -> Iterator[None]:
         """Let rank 0 alone print, and end all ranks if something fails on this one.
 
-        An exit status other than 0 is expected of all ranks at once. Then this one exits, quietly unless it is rank 0.
-        Otherwise MPI ends the others.
+        An exit status other than 0 is expected of all ranks at once. Otherwise MPI ends the others, and what this one
+        had to say is shown.
         """
         with contextlib.ExitStack() as stack:
+            said = io.StringIO()
             if self.rank:
-                stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+                stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+                stack.enter_context(contextlib.redirect_stderr(said))
             try:
                 yield
             except SystemExit as error:
                 if error.code and not self._all_end():
-                    self._end_all(str(error), error.code)
-                if self.rank:
-                    raise SystemExit(error.code) from None  # rank 0 says why
+                    self._end_all(said.getvalue(), error.code)
                 raise
             except KeyboardInterrupt:
-                self._end_all("interrupted", 130)
+                self._end_all("interrupted\n", 130)
             except BaseException:
                 self._end_all(traceback.format_exc(), 1)
 
@@ -178,7 +179,7 @@ class MPIRanks(Ranks):
         return True
 
     def _end_all(self, message: str, status: Any) -> None:
-        print(f"rank {self.rank}: {message}", file=sys.stderr, flush=True)
+        print(f"rank {self.rank}: {message}", end="", file=sys.__stderr__, flush=True)
         self.comm.Abort(status if isinstance(status, int) else 1)
 
 
