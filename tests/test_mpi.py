@@ -185,7 +185,10 @@ def test_an_error_nobody_expects_on_one_rank_ends_all(flags, tmp_path):
 def test_ranks_share_the_cores_of_their_machine(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
-        "from numpygpt.ranks import join\nranks = join()\ncores = ranks.gather(ranks.cores())\nprint(cores) if ranks.rank == 0 else None\n"
+        "from numpygpt.ranks import join\n"
+        "ranks = join()\n"
+        "cores = ranks.gather(ranks.cores())\n"
+        "if ranks.rank == 0: print(cores)\n"
     )
     result = subprocess.run([LAUNCHER, "-n", "2", sys.executable, program], capture_output=True, text=True, timeout=30)
     here = len(os.sched_getaffinity(0))
