@@ -193,3 +193,14 @@ def test_ranks_share_the_cores_of_their_machine(tmp_path):
     result = subprocess.run([LAUNCHER, "-n", "2", sys.executable, program], capture_output=True, text=True, timeout=30)
     here = len(os.sched_getaffinity(0))
     assert result.stdout == f"{[max(1, here // 2)] * 2}\n"
+
+
+def test_the_costs_of_two_ranks_are_measured():
+    line = [LAUNCHER, "-n", "2", sys.executable, str(SCRIPTS / "scale.py"), "--sizes", "S", "--repeats", "1"]
+    result = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("2 ranks, NumPy ")
+    (row,) = (line for line in result.stdout.splitlines()[:6] if line.startswith("| S "))
+    whole, share, all_reduce, total, together = (float(cell.replace(",", "")) for cell in row.split("|")[2:7])
+    assert total == pytest.approx(share + all_reduce, abs=0.11)
+    assert min(whole, share, together) > 0 and float(row.split("|")[8]) < 1e-5

@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 from benchmarks.sizes import BETAS, CLIP, LR, WEIGHT_DECAY, Size, Weights, batches
 from numpygpt.model import TransformerLM
+from numpygpt.ranks import Ranks
 from numpygpt.threads import one_blas_thread
 from numpygpt.train import TrainConfig, Trainer
 
 
-def make_trainer(size: Size, weights: Weights, threads: int) -> Trainer:
+def make_trainer(size: Size, weights: Weights, threads: int, ranks: Ranks | None = None) -> Trainer:
     """Return a trainer whose learning rate stays the same. Its batches come from outside, so it has no tokens."""
     model = TransformerLM(size.config)
     model.load_state_dict(weights)
@@ -25,7 +26,7 @@ def make_trainer(size: Size, weights: Weights, threads: int) -> Trainer:
         grad_clip=CLIP,
     )
     none = next(batches(size))[0][0, :0]
-    return Trainer(model, none, none, config, threads)
+    return Trainer(model, none, none, config, threads, ranks)
 
 
 def make_step(size: Size, weights: Weights, threads: int) -> Callable[[], float]:
