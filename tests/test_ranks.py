@@ -53,6 +53,18 @@ def test_a_share_of_a_batch_is_that_of_the_whole_batch():
     assert rng.bit_generator.state == other.bit_generator.state
 
 
+def test_ranks_read_the_batch_of_one_process_each_row_once(monkeypatch):
+    monkeypatch.setattr(Trainer, "update", lambda self, inputs, targets: {"rows": (inputs, targets)})
+
+    def batches(ranks=None):
+        trainer = make_trainer(ranks)
+        return [trainer.train_step()["rows"] for _ in range(3)]
+
+    for whole, *shares in zip(batches(), *on_ranks(3, batches), strict=True):
+        for rows, parts in zip(whole, zip(*shares, strict=True), strict=True):
+            assert np.array_equal(rows, np.concatenate(parts))
+
+
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("options", [{}, {"train": {"accumulate": 2}}, {"threads": 2, "tie_embeddings": True}], ids=str)
 def test_ranks_train_as_one_does(size, options):
