@@ -54,11 +54,14 @@ def test_a_share_of_a_batch_is_that_of_the_whole_batch():
 
 
 def test_ranks_read_the_batch_of_one_process_each_row_once(monkeypatch):
-    monkeypatch.setattr(Trainer, "update", lambda self, inputs, targets: {"rows": (inputs, targets)})
+    monkeypatch.setattr(Trainer, "update", lambda self, *batch: self.batches.append(batch) or {})
 
     def batches(ranks=None):
         trainer = make_trainer(ranks)
-        return [trainer.train_step()["rows"] for _ in range(3)]
+        trainer.batches = []
+        for _ in range(3):
+            trainer.train_step()
+        return trainer.batches
 
     for whole, *shares in zip(batches(), *on_ranks(3, batches), strict=True):
         for rows, parts in zip(whole, zip(*shares, strict=True), strict=True):
