@@ -13,7 +13,8 @@ Each letter of a product of two arrays plays one of four parts:
 
 With axes in the order (batch, row, summed) for $a$ and (batch, summed, column) for $b$, the contraction *is* a
 batched matrix product: transpose both (views), merge the letters of a part into one axis (a view where memory
-allows), multiply with `np.matmul`, split the merged axes again, and transpose to the order of the output.
+allows), multiply with `np.matmul` (in halves, if `numpygpt/precision.py` is told so), split the merged axes again, and
+transpose to the order of the output.
 NumPy's own `np.einsum` runs a loop in C unless asked to optimise, and then plans anew at every call; here the
 plan is made once for each notation and shapes.
 
@@ -31,6 +32,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numpygpt.array import Array
+from numpygpt.precision import matmul
 
 ELLIPSIS_LETTERS = "ABCDEFGHIJKLMNOP"  # stand for the axes of '...'; the notations themselves are in lower case
 
@@ -125,4 +127,4 @@ def einsum(notation: str, *operands: Array) -> Array:
         return np.einsum(how, *operands)
     a, b = operands
     a, b = a.transpose(how.a_axes).reshape(how.a_shape), b.transpose(how.b_axes).reshape(how.b_shape)
-    return np.matmul(a, b).reshape(how.y_shape).transpose(how.y_axes)
+    return matmul(a, b).reshape(how.y_shape).transpose(how.y_axes)

@@ -15,6 +15,10 @@ WHOLE = (0, 1)
 SETTINGS = ("lr", "betas", "eps", "weight_decay", "t")  # of a step, besides its arrays
 
 
+class NotFinite(FloatingPointError):
+    """A gradient isn't finite."""
+
+
 def pieces(vectors: Iterable[Span]) -> list[Span]:
     """Cut vectors into pieces."""
     return [
@@ -38,14 +42,14 @@ def squares(vectors: list[Span], share: Share = WHOLE) -> list[float]:
 def grad_norm(vectors: list[Span], squares: list[float]) -> float:
     """Return the norm of all gradients together, as clip_grad_norm says, from the sums of their squares.
 
-    Raises FloatingPointError that names the parameter if a gradient isn't finite.
+    Raises NotFinite, which names the parameter, if a gradient isn't finite.
     """
     norm = math.sqrt(sum(sorted(squares)))  # an order that doesn't depend on how they were shared
     if 1e-12 < norm < math.inf:
         return norm
     for p in (p for span in vectors for p in span.buffer.parameters if span.start <= p.offset < span.stop):
         if not np.all(np.isfinite(p.grad)):
-            raise FloatingPointError(f"the gradient of {p.name or 'a parameter'} {p.shape} is not finite")
+            raise NotFinite(f"the gradient of {p.name or 'a parameter'} {p.shape} is not finite")
     largest = max((float(np.max(np.abs(span.grad))) for span in vectors), default=0.0)
     if largest == 0.0:
         return 0.0
@@ -154,9 +158,12 @@ class Adam:
         for span in self.spans:
             span.grad[...] = 0
 
-    def step(self, max_norm: float = math.inf, deal: Callable[..., list[Any]] | None = None) -> float:
+    def step(
+        self, max_norm: float = math.inf, deal: Callable[..., list[Any]] | None = None, factor: float = 1.0
+    ) -> float:
         """Update every parameter as if clip_grad_norm had clipped its gradient; return the norm there was.
 
+        Gradients count `factor` times: of a scaled loss, that is one over its scale (LossScale, eq. 3).
         The gradients themselves stay. `deal(method, *args)` may have the named method of this optimiser, or of copies
         that share its arrays, called for each of n shares, (0, n) to (n - 1, n), and return the list of what that
         returns; the result is the same.
@@ -166,13 +173,13 @@ class Adam:
         if moved or spans(self.parameters) != self.spans:
             raise TypeError("the parameters were moved after this optimiser was made; make a new one")
         deal = deal or (lambda method, *args: [getattr(self, method)(WHOLE, *args)])
-        norm = grad_norm(self.spans, [square for squares in deal("squares") for square in squares])
+        norm = factor * grad_norm(self.spans, [square for squares in deal("squares") for square in squares])
         scale = max_norm / norm if norm > max_norm else 1.0
         largest = math.sqrt(float(np.finfo(self.spans[0].value.dtype).max))
         if scale * norm > largest:  # v would be infinite, and a weight never move again
             raise FloatingPointError("the squares of the gradients overflow; nothing was changed, clip them first")
         self.t += 1
-        deal("update_share", {name: vars(self)[name] for name in SETTINGS}, scale)
+        deal("update_share", {name: vars(self)[name] for name in SETTINGS}, factor * scale)
         return norm
 
     def squares(self, share: Share) -> list[float]:

@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -17,6 +18,11 @@ def progress_bar(total: int, **options: Any) -> Any:
     if not bar.disable and not bar.fp.isatty():
         bar.mininterval = 10
     return bar
+
+
+def note(line: str) -> None:
+    """Write a line to the error stream, above any bar that is shown there."""
+    tqdm.write(line, file=sys.stderr)
 
 
 class Progress:

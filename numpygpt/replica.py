@@ -21,6 +21,7 @@ from numpygpt.layers.dropout import Dropout
 from numpygpt.model import TransformerLM
 from numpygpt.module import Parameter, evaluating
 from numpygpt.optim import Adam
+from numpygpt.precision import products_in
 from numpygpt.ranks import Ranks
 from numpygpt.threads import BrokenOff, Threads
 
@@ -129,9 +130,14 @@ class SharedRows:
 class Replica:
     """A worker: a replica of the model, and what it does for a trainer."""
 
-    def __init__(self, model: TransformerLM, optimizer: Adam, number: int, turns: Turns, before: int = 0):
-        """It is replica `number` of its process, and there are so many `before` it on ranks before this one."""
-        self.model, self.optimizer, self.number, self.turns = model, optimizer, number, turns
+    def __init__(
+        self, model: TransformerLM, optimizer: Adam, number: int, turns: Turns, dtype: str = "float32", before: int = 0
+    ):
+        """It is replica `number` of its process, and there are so many `before` it on ranks before this one.
+
+        `dtype` is that of matrix products.
+        """
+        self.model, self.optimizer, self.number, self.turns, self.dtype = model, optimizer, number, turns, dtype
         self.gradients = [p.grad for p in model.parameters() if isinstance(p.grad, SharedGradient)]
         dropouts = [(name, m) for name, m in model.named_modules() if isinstance(m, Dropout) and m.p]
         self.generators = {f"{before + number}.{name}": dropout.rng for name, dropout in dropouts}  # of random numbers
@@ -151,7 +157,7 @@ class Replica:
         self.turns.begin(taking_part)
         try:
             inputs, targets = self.to_device(inputs, targets)
-            with np.errstate(**QUIET):
+            with products_in(self.dtype), np.errstate(**QUIET):
                 part_loss = loss.forward(self.model.forward(inputs), targets)
                 if not math.isfinite(part_loss):
                     raise FloatingPointError(f"the loss is {part_loss}")
@@ -166,7 +172,7 @@ class Replica:
     def evaluate(self, loss: CrossEntropy, inputs: Array, targets: Array) -> float:
         """Return the mean loss of a part of the text."""
         inputs, targets = self.to_device(inputs, targets)
-        with evaluating([*self.model.modules(), loss]), np.errstate(**QUIET):
+        with evaluating([*self.model.modules(), loss]), products_in(self.dtype), np.errstate(**QUIET):
             return loss.forward(self.model.forward(inputs), targets)
 
     def optimize(self, method: str, replicas: int, *args: Any) -> Any:
@@ -193,7 +199,10 @@ class Replicas:
     They are those of one rank, and every rank has as many.
     """
 
-    def __init__(self, model: TransformerLM, optimizer: Adam, count: int, ranks: Ranks | None = None):
+    def __init__(
+        self, model: TransformerLM, optimizer: Adam, count: int, dtype: str = "float32", ranks: Ranks | None = None
+    ):
+        """`dtype` is that of matrix products."""
         ranks = ranks or Ranks()
         parallel = count > 1
         # No forks of a rank: MPI's libraries have threads and network cards that a forked process hasn't.
@@ -212,7 +221,7 @@ class Replicas:
             for original, *copies in zip(*dropouts, strict=True):
                 for dropout, rng in zip(copies, original.rng.spawn(total)[before:][:count], strict=True):
                     dropout.rng = rng
-        self.workers = [Replica(each, optimizer, number, self.turns, before) for number, each in enumerate(models)]
+        self.workers = [Replica(each, optimizer, i, self.turns, dtype, before) for i, each in enumerate(models)]
         self.team.start(self.workers)
 
     def _copy(self, model: TransformerLM, number: int) -> TransformerLM:

@@ -18,8 +18,9 @@ from numpygpt.data import Ids, random_batch, sequential_batches
 from numpygpt.finite import first_not_finite
 from numpygpt.layers.cross_entropy import CrossEntropy
 from numpygpt.model import TransformerLM
-from numpygpt.optim import AdamW, cosine_schedule
-from numpygpt.progress import Progress, stop_between_steps
+from numpygpt.optim import AdamW, NotFinite, cosine_schedule
+from numpygpt.precision import LossScale, check_dtype
+from numpygpt.progress import Progress, note, stop_between_steps
 from numpygpt.ranks import Ranks
 from numpygpt.replica import Replicas
 from numpygpt.threads import one_blas_thread
@@ -42,6 +43,7 @@ class TrainConfig:
     grad_clip: float = 1.0  # the largest norm of the gradient
     eval_interval: int = 500  # steps
     seed: int = 0
+    dtype: str = "float32"  # of matrix products: or "float16", with all else in float32
 
     def __post_init__(self) -> None:
         sizes = ("steps", "batch_size", "accumulate", "eval_interval")
@@ -60,6 +62,7 @@ class TrainConfig:
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
         check_not_negative(weight_decay=self.weight_decay)
+        check_dtype(self.dtype)
         if self.min_lr is not None and not 0 <= self.min_lr <= self.lr:
             raise ValueError(f"min_lr must lie between 0 and lr, not be {self.min_lr}")
         if self.warmup_steps is not None and self.warmup_steps > self.steps:
@@ -77,6 +80,10 @@ def cut(batch: tuple[Array, Array], parts: int) -> list[tuple[Array, Array]]:
     inputs, targets = batch
     parts = min(parts, len(inputs))
     return list(zip(np.array_split(inputs, parts), np.array_split(targets, parts), strict=True))
+
+
+class Skipped(FloatingPointError):
+    """A step was left out, since its gradients overflow float16; the loss scale was halved."""
 
 
 class Trainer:
@@ -122,7 +129,8 @@ class Trainer:
             model.parameters(), config.lr, (config.beta1, config.beta2), weight_decay=config.weight_decay
         )
         self.rng = np.random.default_rng(config.seed)
-        self.replicas = Replicas(model, self.optimizer, self.threads, self.ranks)
+        self.loss_scale = LossScale(config.dtype)
+        self.replicas = Replicas(model, self.optimizer, self.threads, config.dtype, self.ranks)
         self.step = 0
         self.best_loss, self.best_step = math.inf, 0
         self.unevaluated: dict[str, Any] | None = None  # metrics of a step whose evaluation was broken off
@@ -136,9 +144,10 @@ class Trainer:
         """Train to the end, or for some `minutes`, with a progress bar; return the validation loss.
 
         Each step's metrics are given to `after_step`: step, loss, lr, grad_norm, tokens_per_s and, if it was
-        evaluated, validation_loss. Then an evaluation's loss goes to `after_evaluation`, which may save. Ctrl-C (or a
-        request to terminate) ends the run after the step under way, or in its evaluation, which is made again when the
-        run goes on; then None is returned. A loss or gradient that isn't finite raises FloatingPointError, which names
+        evaluated, validation_loss; in float16 also loss_scale and skipped_steps, which counts those skipped so far.
+        Then an evaluation's loss goes to `after_evaluation`, which may save. Ctrl-C (or a request to terminate) ends
+        the run after the step under way, or in its evaluation, which is made again when the run goes on; then None is
+        returned. A loss or gradient that isn't finite raises FloatingPointError, which names
         the step and the layer or parameter.
         """
         if self.finished and self.unevaluated is None:
@@ -192,16 +201,23 @@ class Trainer:
         return {"step": self.step, **metrics, "tokens_per_s": self.tokens_per_step / (time.perf_counter() - start)}
 
     def train_step(self) -> dict[str, float]:
-        """Draw a batch and update the model with it."""
+        """Draw a batch and update the model with it; draw another, and say so, if that step had to be skipped."""
         size, rows = self.config.batch_size, self.ranks.rows(self.config.batch_size)
-        return self.update(*random_batch(self.train_tokens, size, self.context_length, self.rng, rows))
+        while True:
+            batch = random_batch(self.train_tokens, size, self.context_length, self.rng, rows)
+            try:
+                return self.update(*batch)
+            except Skipped as skipped:
+                note(str(skipped))
 
     def update(self, inputs: Array, targets: Array) -> dict[str, float]:
         """Update the model once, with inputs and targets: the loss before it, the rate, the gradient's norm.
 
-        Of several ranks, each gives its share of the batch, and gets what is true of the whole.
+        Of several ranks, each gives its share of the batch, and gets what is true of the whole. Raises Skipped, with
+        weights and optimiser unchanged, if gradients overflow and the loss scale can be lower.
         """
         counted, before = sum(self.ranks.gather(self.counted(targets))), self.generator_states()
+        scale = self.loss_scale
 
         def add(at_once: bool = True) -> float:
             return self.add_gradients(inputs, targets, at_once, counted)
@@ -215,15 +231,28 @@ class Trainer:
         self.ranks.add([buffer.grad for buffer in self.model.buffers() if buffer.grad is not None])
         self.optimizer.lr = self.config.learning_rate(self.step)
         with self.explained(before, add):
-            grad_norm = self.optimizer.step(self.config.grad_clip, self.replicas.deal)
+            try:
+                grad_norm = self.optimizer.step(self.config.grad_clip, self.replicas.deal, scale.inverse())
+            except NotFinite as error:
+                if scale.value == 1:
+                    raise
+                overflow = f"step {self.step + 1} skipped: gradients overflow float16 at loss scale {scale.value:.0f}"
+                scale.step_skipped()
+                raise Skipped(f"{overflow}; now {scale.value:.0f}") from error
         self.step += 1
-        return {"loss": loss, "lr": self.optimizer.lr, "grad_norm": grad_norm}
+        metrics = {"loss": loss, "lr": self.optimizer.lr, "grad_norm": grad_norm}
+        if scale.used:
+            metrics |= {"loss_scale": scale.value, "skipped_steps": scale.skipped_steps}
+        scale.step_made()
+        return metrics
 
     @contextlib.contextmanager
     def explained(self, before: dict[str, Any], add: Callable[[bool], float]) -> Iterator[None]:
         """Name the layer of a FloatingPointError: the weights are as before, so do the same again, and watch."""
         try:
             yield
+        except Skipped:
+            raise
         except FloatingPointError as error:
             self.optimizer.zero_grad()
             for worker in self.replicas.workers:
@@ -241,19 +270,21 @@ class Trainer:
         $$L = \sum_i \frac{N_i}{N}\, L_i, \qquad \bar L_i = \frac{N_i}{N} \tag{1}$$
 
         Dividing by the number of parts instead would be right only for parts of one size. If the batch is a rank's
-        share of a larger one, with `counted` tokens in all, that is $N$, and its own terms of the sum are returned.
+        share of a larger one, with `counted` tokens in all, that is $N$, and its own terms of the sum are returned. The
+        gradients are those of the loss times its scale (LossScale, eq. 1).
         """
-        loss, counted = 0.0, max(self.counted(targets) if counted is None else counted, 1)
+        loss, scale = 0.0, self.loss_scale.value
+        counted = max(self.counted(targets) if counted is None else counted, 1)
         for part in cut((inputs, targets), self.config.accumulate):
             parts = cut(part, self.threads)
             taking_part = len(parts) if at_once else 0
             losses = self.replicas.call(
                 "add_gradients",
-                [(taking_part, copy.copy(self.loss), self.counted(y) / counted, x, y) for x, y in parts],  # (1)
+                [(taking_part, copy.copy(self.loss), scale * self.counted(y) / counted, x, y) for x, y in parts],  # (1)
                 at_once,
             )
             loss += sum(losses)
-        return loss
+        return loss / scale
 
     def counted(self, targets: Array) -> int:
         """Return how many targets count in the loss."""
@@ -300,6 +331,7 @@ class Trainer:
             "best_step": self.best_step,
             "unevaluated": self.unevaluated,
             "generators": functools.reduce(operator.or_, self.ranks.gather(self.generator_states())),
+            **({"loss_scale": self.loss_scale.state_dict()} if self.loss_scale.used else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -314,6 +346,8 @@ class Trainer:
         self.set_generator_states(generators)
         self.step, self.best_loss = step, math.inf if best_loss is None else best_loss
         self.best_step, self.unevaluated = state["best_step"], state["unevaluated"]
+        if self.loss_scale.used:
+            self.loss_scale.load_state_dict(state["loss_scale"])
 
     def generator_states(self) -> dict[str, Any]:
         """Return the state of every generator that training draws from on this rank."""

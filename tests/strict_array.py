@@ -223,6 +223,11 @@ class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
             return NotImplemented
         if unknown := kwargs.keys() - allowed:
             raise TypeError(f"CuPy's {name} takes no {', '.join(sorted(unknown))}")
+        if name == "matmul" and all(getattr(x, "dtype", None) == np.float16 for x in inputs):
+            # cuBLAS adds in float32, and batches are widened (_core/_routines_linalg.pyx, tensordot_core_v11, matmul);
+            # NumPy does so too, but without BLAS, and so in another order than the host's product of widened halves.
+            wide = [x.astype(np.float32) for x in inputs]
+            return _run(lambda *x, **options: np.matmul(*x, **options).astype(np.float16, copy=False), wide, kwargs)
         return _run(getattr(ufunc, method), inputs, kwargs)
 
     # NEP 18 and 35 (_core/core.pyx, __array_function__: by qualified name, not what CuPy took from NumPy)

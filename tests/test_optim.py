@@ -195,6 +195,29 @@ def test_a_step_dealt_out_is_the_same_step(kind, shares, monkeypatch):
     assert all(np.array_equal(p.value, q.value) for p, q in zip(params, others, strict=True))
 
 
+@kinds
+@pytest.mark.parametrize("scale", [2.0**16, 0.5])
+@pytest.mark.parametrize("max_norm", [0.5, np.inf])
+def test_a_step_with_a_factor_is_that_of_gradients_times_it(kind, scale, max_norm):
+    def steps(scale, factor):
+        p, rng = Parameter(np.ones((3, 4), np.float32)), np.random.default_rng(0)
+        optimizer, norms = kind([p], 0.1, eps=0.1, weight_decay=0.3), []
+        for _ in range(2):
+            p.grad = scale * rng.standard_normal(p.shape, np.float32)
+            norms.append(optimizer.step(max_norm, factor=factor))
+        return norms, p.value, *optimizer.m, *optimizer.v
+
+    (norms, *arrays), (true_norms, *true) = steps(scale, 1 / scale), steps(1.0, 1.0)
+    assert norms == true_norms and norms[0] > 0.5
+    assert all(map(np.array_equal, arrays, true))
+
+
+def test_squares_may_overflow_that_are_none_of_the_gradient_times_its_factor():
+    p = one(0.0, dtype=np.float32)
+    p.grad = np.full_like(p.value, 1e23)
+    assert Adam([p], 0.1).step(factor=2.0**-16) == pytest.approx(1e23 / 2**16)
+
+
 @pytest.mark.filterwarnings("error")
 def test_squares_that_leave_float32_only_together_are_summed_in_silence():
     assert clip_grad_norm([one(1.5e19, dtype=np.float32) for _ in range(2)], 1.0) == pytest.approx(1.5e19 * 2**0.5)

@@ -111,7 +111,7 @@ def test_a_short_run_has_a_whole_schedule():
 
 
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(TrainConfig)])
-def test_a_bad_setting_is_named(field):
+def test_a_bad_setting_is_named(field, unchecked):
     with pytest.raises(ValueError, match=field):
         TrainConfig(**{field: -1})
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = {path.stem: path for path in sorted((ROOT / "numpygpt" / "layers").glob("[a-z]*.py"))}
-OTHERS = "model", "special", "optim", "einsum", "replica", "train"
+OTHERS = "model", "special", "optim", "precision", "einsum", "replica", "train"
 MODULES |= {name: ROOT / "numpygpt" / f"{name}.py" for name in OTHERS}
 
 # In every module the functions of one name, and in some what they compute with.
@@ -14,6 +14,7 @@ BACKWARD = {name: {"backward"} for name in MODULES} | {
     "special": {"normal_pdf", "normal_cdf"},
     "optim": {"pieces", "cut", "squares", "grad_norm", "clip_grad_norm", "cosine_schedule"}
     | {"zero_grad", "step", "update_share", "update"},  # of Adam
+    "precision": {"products_in", "inverse", "step_made", "step_skipped"},
     "replica": {"begin", "wait", "end", "mend", "__iadd__", "__getitem__", "add_gradients", "optimize", "deal"},
     "train": {"add_gradients"},
 }
@@ -23,14 +24,15 @@ FORWARD = {name: {"forward"} for name in MODULES} | {
     "position": {"forward", "check_positions"},
     "softmax": {"forward", "exponentials"},
     "einsum": {"spell_out", "lower", "einsum"},
+    "precision": {"matmul"},
     "lora": {"forward", "merged"},
 }
 
 # The tests of a module are tests/test_<module>.py (or this) and tests/test_refusals.py, or instead of the second these.
 OWN_TESTS = {"replica": "threads"}
-MORE_TESTS = {"special": ["activation"], "optim": [], "einsum": []}
+MORE_TESTS = {"special": ["activation"], "optim": [], "precision": [], "einsum": []}
 MORE_TESTS |= {name: ["refusals", "device"] for name in ("cross_entropy", "dropout")}  # what NumPy alone lets pass
-MORE_TESTS |= {"replica": ["train", "device"], "train": ["threads"]}
+MORE_TESTS |= {"replica": ["train", "device", "precision"], "train": ["threads", "precision"]}
 MORE_TESTS |= {name: ["refusals", "cache"] for name in ("attention", "block", "model")}
 # But not those that try many models or train for long: what they kill dies by a smaller one beside them.
 SLOW = {"model": ["every_combination", "parameter_by_parameter", "dtype_of"]}

@@ -9,6 +9,7 @@ from typing import Any
 
 from numpygpt.cli import Parser, fail
 from numpygpt.config import CHOICES, TransformerConfig
+from numpygpt.precision import DTYPES
 from numpygpt.train import TrainConfig
 
 # What holds unless it is given: for a new model, for a trained one, and for adapters of that. The sizes are for a model
@@ -67,6 +68,12 @@ def make_parser(description: str) -> Parser:
     add("--batch-size", type=int, help=f"sequences in a batch {unless_given('batch_size')}")
     add("--accumulate", type=int, default=TrainConfig.accumulate, help="parts a batch is cut into, to save memory")
     add("--threads", type=int, help="threads that share each batch (unless given: one for each usable core)")
+    add(
+        "--dtype",
+        choices=DTYPES,
+        default=TrainConfig.dtype,
+        help="of matrix products, with all else in float32; float16 is made for GPUs, and slower on a CPU",
+    )
     add("--lr", type=float, help=f"learning rate at the peak {unless_given('lr')}")
     add("--min-lr", type=float, help="learning rate at the end (unless given: a tenth of --lr)")
     add(
