@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from numpygpt.array import Array, mover
+from numpygpt.array import Array
+from numpygpt.device import mover
 from numpygpt.init import Seed
 from numpygpt.layers.linear import Linear
 from numpygpt.layers.lora import LoRALinear

@@ -1,25 +1,11 @@
-"""Arrays of either device: their type, their transfer, and the checks made before anything is changed."""
+"""Arrays of either device: their type, and the checks made before anything is changed."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 Array = Any  # a numpy.ndarray, or any array that answers NumPy's calls (NEP 13, 18, 35), as CuPy's do
-
-
-def mover(device: str) -> Callable[[Array], Array]:
-    """Return the function that copies an array to "cpu" or "cuda"."""
-    if device == "cpu":
-        return lambda x: x.get() if hasattr(x, "get") else x  # .get() is CuPy's explicit copy to the host
-    if device == "cuda":
-        try:
-            import cupy
-        except ImportError as error:
-            raise ImportError('device "cuda" needs CuPy: pip install -e ".[cuda12]" or ".[cuda13]"') from error
-        return cupy.asarray
-    raise ValueError(f'device must be "cpu" or "cuda", not {device!r}')
 
 
 def at_least_float32(x: Array) -> Array:
@@ -55,12 +41,18 @@ def check_cotangent(dy: Array, shape: tuple[int, ...]) -> None:
         raise ValueError(f"the cotangent has shape {dy.shape}, but forward returned shape {shape}")
 
 
-def check_ids(ids: Array, size: int, what: str) -> None:
-    """Raise unless `ids` are integers in 0..size-1 (NumPy would wrap negative ones, CuPy all of them)."""
+def check_integers(ids: Array, what: str) -> None:
+    """Raise TypeError unless `ids` is an array of integers."""
     if not hasattr(ids, "dtype"):
         raise TypeError(f"{what}s must be an array of integers, not a {type(ids).__name__}")
     if ids.dtype.kind not in "iu":
         raise TypeError(f"{what}s must be integers, not {ids.dtype}")
-    if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= size):
+
+
+def check_ids(ids: Array, size: int, what: str) -> None:
+    """Raise unless `ids` are integers in 0..size-1 (NumPy would wrap negative ones, CuPy all of them)."""
+    check_integers(ids, what)
+    # Read as unsigned, negative ones are the largest of all: one number to look at, for which a GPU is waited for.
+    if ids.size and int(ids.astype(np.int64, copy=False).view(np.uint64).max()) >= size:
         bad = ids[(ids < 0) | (ids >= size)].reshape(-1)[0]
         raise IndexError(f"{what} {int(bad)} is outside 0..{size - 1}")

@@ -34,7 +34,7 @@ class LayerCache:
     ) -> tuple[Float[Array, "... kv keys d_k"], Float[Array, "... kv keys d_k"]]:
         """Put k and v into the slots of their positions; return views of all slots up to the last of these.
 
-        `token_positions` are (seq,) or have k's batch axes.
+        `token_positions` are (seq,) or have k's batch axes, on the host or where k is.
         """
         length = int(token_positions.max()) + 1
         self.keys, self.values = self._grown(self.keys, length), self._grown(self.values, length)
@@ -42,7 +42,8 @@ class LayerCache:
             if token_positions.ndim == 1:
                 slots[..., token_positions, :] = new
             else:
-                np.put_along_axis(slots, token_positions[..., None, :, None], new, axis=-2)
+                positions = np.asarray(token_positions, like=slots)
+                np.put_along_axis(slots, positions[..., None, :, None], new, axis=-2)
         self.length = length
         return self.keys[..., :length, :], self.values[..., :length, :]
 
@@ -93,7 +94,7 @@ class KeyValueCache:
                     f"{seq} tokens after {self.length} cached ones don't fit context_length "
                     f"{self.config.context_length}"
                 )
-            return np.arange(self.length, stop, like=token_ids)
+            return np.arange(self.length, stop)
         check_ids(token_positions, self.config.context_length, "position")
         if token_positions.shape not in ((seq,), token_ids.shape):
             raise ValueError(

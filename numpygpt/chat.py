@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from numpygpt.device import mover
 from numpygpt.extras import need
 from numpygpt.init import Seed
 from numpygpt.module import evaluating
@@ -108,10 +109,12 @@ class Conversation:
 
     def _forward(self, ids: list[int]) -> np.ndarray:
         """Read ids behind those that were read; return the logits (V,) behind the last one."""
+        model = self._pretrained.model
         for start in range(0, len(ids), CHUNK):
             chunk = ids[start : start + CHUNK]
             positions = np.arange(len(self._read), len(self._read) + len(chunk))
             with evaluating(self._modules):
-                logits = self._pretrained.model.forward(np.array([chunk]), positions, self._cache)
+                inputs = np.asarray(np.array([chunk]), like=model.flat.value)
+                logits = model.forward(inputs, positions, self._cache)
             self._read += chunk
-        return logits[0, -1]
+        return mover("cpu")(logits[0, -1])

@@ -25,8 +25,9 @@ from typing import Any
 
 from numpygpt import durable, hf_config, hf_weights, tensorfile
 from numpygpt.adapters import adapter_state, add_lora, describe_lora, fingerprint, load_adapter_state, merged_state
-from numpygpt.array import Array, mover
+from numpygpt.array import Array
 from numpygpt.config import TransformerConfig
+from numpygpt.device import mover
 from numpygpt.model import TransformerLM
 from numpygpt.optim import Adam
 from numpygpt.tensorfile import CheckpointError

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from numpygpt.device import DEVICES
+
 
 def fail(message: object, status: int = 2) -> NoReturn:
     """End the program with a line on the error stream."""
@@ -39,6 +41,16 @@ def add_limits(parser: Parser, temperature: float) -> None:
     add("--top-p", type=float, help="draw among the most probable tokens that reach this probability together")
     add("--min-p", type=float, help="draw among tokens at least so probable, relative to the most probable one")
     add("--seed", type=int, help="the same seed gives the same text")
+
+
+def add_device(parser: Any) -> None:
+    """Add the flag for where a model runs, to a parser or to a group of its flags."""
+    parser.add_argument(
+        "--device",
+        choices=DEVICES,
+        default=DEVICES[0],
+        help='where the model runs; "cuda" is an NVIDIA GPU, by CuPy (default: %(default)s)',
+    )
 
 
 def run(main: Callable[[], int]) -> NoReturn:

@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 from jaxtyping import Float, Integer
 
-from numpygpt.array import Array, check_ids
+from numpygpt.array import Array, check_integers
 from numpygpt.cache import KeyValueCache
 from numpygpt.config import TransformerConfig
 from numpygpt.init import Blank, Seed
@@ -104,7 +104,7 @@ class TransformerLM(Module):
         anew). ValueError, and nothing is changed, if the ids don't fit the context or the cache is for another batch or
         model. A backward after such a forward is refused.
         """
-        check_ids(token_ids, self.config.vocab_size, "token id")
+        check_integers(token_ids, "token id")
         if token_ids.size == 0 or token_ids.ndim == 0:
             raise ValueError(f"token_ids must be sequences of at least one id, but their shape is {token_ids.shape}")
         if isinstance(token_ids, np.ndarray) != isinstance(self.flat.value, np.ndarray):
@@ -118,7 +118,7 @@ class TransformerLM(Module):
             token_positions = cache.positions_of(token_ids, token_positions)
         x = self.token_embeddings.forward(token_ids)  # (1)
         if self.positions is not None:
-            t = np.arange(seq, like=token_ids) if token_positions is None else token_positions
+            t = np.arange(seq) if token_positions is None else token_positions
             x = self.positions.forward(x, t)  # (1)
         x = self.dropout.forward(x)  # (1)
         for i, block in enumerate(self.layers):

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from numpygpt.array import Array, mover
+from numpygpt.array import Array
+from numpygpt.device import mover
 
 BLOCK = 2**18  # elements of a gradient that are computed and then added while they are in the cache
 

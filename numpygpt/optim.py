@@ -19,24 +19,31 @@ class NotFinite(FloatingPointError):
     """A gradient isn't finite."""
 
 
+def bounds(vector: Array) -> list[tuple[int, int]]:
+    """Return where the pieces of a vector start and stop; on another device than the CPU it is one piece."""
+    size = PIECE if isinstance(vector, np.ndarray) else len(vector)
+    return [(start, min(start + size, len(vector))) for start in range(0, len(vector), size)]
+
+
 def pieces(vectors: Iterable[Span]) -> list[Span]:
     """Cut vectors into pieces."""
     return [
-        span._replace(start=start, stop=min(start + PIECE, span.stop))
+        span._replace(start=span.start + start, stop=span.start + stop)
         for span in vectors
-        for start in range(span.start, span.stop, PIECE)
+        for start, stop in bounds(span.value)
     ]
 
 
 def cut(vectors: Iterable[Array]) -> list[Array]:
     """Cut arrays as their spans are cut."""
-    return [vector[start : start + PIECE] for vector in vectors for start in range(0, len(vector), PIECE)]
+    return [vector[start:stop] for vector in vectors for start, stop in bounds(vector)]
 
 
 def squares(vectors: list[Span], share: Share = WHOLE) -> list[float]:
     """Return the sum of the squared gradients of each piece in a share: infinite by overflow, or NaN, if need be."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return [float(np.dot(piece.grad, piece.grad)) for piece in pieces(vectors)[share[0] :: share[1]]]
+        sums = [np.dot(piece.grad, piece.grad) for piece in pieces(vectors)[share[0] :: share[1]]]
+    return [float(square) for square in sums]  # all are under way before a GPU is waited for
 
 
 def grad_norm(vectors: list[Span], squares: list[float]) -> float:

@@ -158,12 +158,13 @@ class Replica:
         try:
             inputs, targets = self.to_device(inputs, targets)
             with products_in(self.dtype), np.errstate(**QUIET):
-                part_loss = loss.forward(self.model.forward(inputs), targets)
-                if not math.isfinite(part_loss):
-                    raise FloatingPointError(f"the loss is {part_loss}")
+                mean = loss.mean(self.model.forward(inputs), targets)
                 self.model.backward(loss.backward(weight))
             for shared in self.gradients:
                 shared.finish()
+            part_loss = loss.number(mean, targets, self.model.config.vocab_size)  # a GPU has all to do by now
+            if not math.isfinite(part_loss):
+                raise FloatingPointError(f"the loss is {part_loss}")
             return weight * part_loss
         except BaseException:
             self.turns.broken[0] = True
@@ -189,7 +190,11 @@ class Replica:
             generator.bit_generator.state = states[name]
 
     def to_device(self, *arrays: Array) -> list[Array]:
-        """Copy arrays to where the model is."""
+        """Copy arrays to where the model is.
+
+        Nobody waits for a GPU to take them: CuPy copies them through pinned memory of its own (`_array_default` in its
+        _core/core.pyx), and leaves them to the queue.
+        """
         return [np.asarray(array, like=self.model.flat.value) for array in arrays]
 
 

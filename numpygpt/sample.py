@@ -6,8 +6,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
-from numpygpt.array import Array, check_positive, mover
+from numpygpt.array import Array, check_positive
 from numpygpt.cache import KeyValueCache
+from numpygpt.device import mover
 from numpygpt.init import Seed
 from numpygpt.layers.softmax import Softmax
 from numpygpt.model import TransformerLM
@@ -185,8 +186,7 @@ def read_last(model: TransformerLM, windows: list[list[int]], cache: KeyValueCac
     positions = np.array([[len(window) - 1] for window in windows])
     if np.all(positions == positions[0]):
         positions = positions[0]  # one for all texts: a slice of the cache
-    ids, positions = (np.asarray(x, like=model.flat.value) for x in (ids, positions))
-    return list(mover("cpu")(model.forward(ids, positions, cache))[:, 0])
+    return list(mover("cpu")(model.forward(np.asarray(ids, like=model.flat.value), positions, cache))[:, 0])
 
 
 def generate(

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from numpygpt import pretrained
 from numpygpt.array import check_not_negative
 from numpygpt.chat import ContextFull, Conversation
-from numpygpt.cli import Parser, add_limits, fail, run
+from numpygpt.cli import Parser, add_device, add_limits, fail, run
+from numpygpt.device import mover
 
 LIMITS = ("temperature", "top_k", "top_p", "min_p")
 NEW = "/new"
@@ -28,6 +29,7 @@ def parse() -> argparse.Namespace:
     add("--system", help="tell the model what it is and how to answer (default: what its makers tell it)")
     add("--length", type=int, help="end an answer after so many tokens (default: where the model ends it)")
     add_limits(parser, temperature=0.2)
+    add_device(parser)
     return parser.parse_args()
 
 
@@ -70,7 +72,10 @@ def main() -> int:
         if args.seed is not None:
             check_not_negative(seed=args.seed)
         limits = {name: vars(args)[name] for name in LIMITS}
-        begin = functools.partial(Conversation, pretrained.load(args.model), args.system, rng=args.seed, **limits)
+        move = mover(args.device)  # a device that can't be had is refused before a model is read
+        found = pretrained.load(args.model)
+        found.model.to(move)
+        begin = functools.partial(Conversation, found, args.system, rng=args.seed, **limits)
         conversation = begin()
     except (ValueError, OSError, ImportError) as error:
         fail(error)

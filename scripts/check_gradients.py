@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,18 @@ import numpy as np
 import numpygpt
 from numpygpt import TransformerConfig, TransformerLM, layers
 from numpygpt.array import Array, check_not_negative, check_positive
-from numpygpt.cli import Parser, fail, run
+from numpygpt.cli import Parser, add_device, fail, run
 from numpygpt.config import CHOICES
+from numpygpt.device import mover
 from numpygpt.gradcheck import Report, gradcheck
+from numpygpt.gradcheck.complex_step import ComplexStep
 from numpygpt.layers.activation import ACTIVATIONS
-from numpygpt.module import Module
+from numpygpt.module import Module, Parameter
 
 EPILOG = """
 Each layer is drawn several times, with other shapes, options and numbers. What its backward says is held against
-central differences and the complex step (see numpygpt/gradcheck). The table shows the largest errors, and how much
-they take of what rounding may cause. The exit status is 1 if a gradient is wrong.
+central differences and the complex step (see numpygpt/gradcheck), on a GPU against differences alone. The table shows
+the largest errors, and how much they take of what rounding may cause. The exit status is 1 if a gradient is wrong.
 
 --layer my_layers:tanh calls the function `tanh` of my_layers.py. It returns a layer and its inputs, `(layer, x)`. If
 it needs an argument, it gets a NumPy generator to draw them from, another one for each draw. A dict at the end holds
@@ -161,23 +163,62 @@ class LossOf(Module):
         self.model.backward(self.loss.backward(dloss))
 
 
-def draw(name: str, *seed: int) -> Report:
+class OnDevice:
+    """A layer on another device, seen from the host: arrays are handed on to it, and what it answers comes back."""
+
+    def __init__(self, layer: Module, device: str):
+        self.here = {name: Parameter(p.value.copy()) for name, p in layer.named_parameters() if p.trainable}
+        self.layer, self.device = layer.to(device), device
+        self.there = dict(layer.named_parameters())
+
+    def named_parameters(self) -> Iterable[tuple[str, Parameter]]:
+        """Return the parameters on the host, by name."""
+        return self.here.items()
+
+    def forward(self, *inputs: Array) -> Any:
+        """Run the layer's, with the weights as they are on the host."""
+        for name, p in self.here.items():
+            self.there[name].value = self.hand_on(p.value)
+        return self.bring_back(self.layer.forward(*map(self.hand_on, inputs)))
+
+    def backward(self, *cotangents: Any) -> Any:
+        """Run the layer's, which adds to the gradients on the host."""
+        for name, p in self.here.items():
+            self.there[name].grad = self.hand_on(p.grad)
+        dx = self.layer.backward(*map(self.hand_on, cotangents))
+        for name, p in self.here.items():
+            p.grad = self.bring_back(self.there[name].grad)
+        return dx if dx is None else self.bring_back(dx)
+
+    def hand_on(self, x: Any) -> Any:
+        """Copy an array to the layer's device; TypeError for the complex step, whose arrays are NumPy's own kind."""
+        if isinstance(x, ComplexStep):
+            raise TypeError("the complex step is made on the CPU")
+        return mover(self.device)(x) if isinstance(x, np.ndarray) else x
+
+    def bring_back(self, result: Any) -> Any:
+        """Copy an array, or each of a tuple, to the host; a number is one."""
+        return tuple(map(mover("cpu"), result)) if isinstance(result, tuple) else mover("cpu")(result)
+
+
+def draw(name: str, device: str, *seed: int) -> Report:
     """Draw one of our layers, its weights standard normal, and check it."""
     rng = np.random.default_rng(seed)
     layer, *inputs = LAYERS[name](Draw(rng))
     for p in layer.parameters():
         p.value = rng.standard_normal(p.shape)
     elements, directions = (1, 1) if name in COMPOSITE else (24, 3)
-    report = gradcheck(layer, *inputs, seed=seed[1], elements=elements, directions=directions)
+    checked = layer if device == "cpu" else OnDevice(layer, device)
+    report = gradcheck(checked, *inputs, seed=seed[1], elements=elements, directions=directions)
     if report.only_kinks:  # a number so near 0 that a ReLU has no derivative: not the layer's fault
-        return draw(name, *seed, 0)
+        return draw(name, device, *seed, 0)
     return report
 
 
-def reports_of_ours(name: str, draws: int, seed: int) -> Iterator[Report]:
+def reports_of_ours(name: str, draws: int, seed: int, device: str) -> Iterator[Report]:
     """Yield the report of each draw of one of our layers."""
     for i in range(draws):
-        yield draw(name, seed, i)
+        yield draw(name, device, seed, i)
 
 
 def reports_of_yours(make: Callable[..., Case], draws: int, seed: int) -> Iterator[Report]:
@@ -258,17 +299,22 @@ def main() -> int:
     add("--draws", type=int, default=50, help="draws of each layer (default: 50)")
     add("--deep", action="store_true", help="1,000 draws of each layer")
     add("--seed", type=int, default=0, help="the same seed gives the same draws (default: 0)")
+    add_device(parser)
     args = parser.parse_args()
+    if args.layer and args.device != "cpu":
+        fail("--device is for our own layers: leave it out with --layer")
     try:
         check_positive(draws=args.draws)
         check_not_negative(seed=args.seed)
-    except ValueError as error:
+        mover(args.device)
+    except (ValueError, ImportError) as error:
         fail(error)
     draws = 1000 if args.deep else args.draws
     if args.layer:
         todo = {args.layer: reports_of_yours(load(args.layer), draws, args.seed)}
     else:
-        todo = {name: reports_of_ours(name, draws, args.seed) for name in ([args.only] if args.only else LAYERS)}
+        names = [args.only] if args.only else LAYERS
+        todo = {name: reports_of_ours(name, draws, args.seed, args.device) for name in names}
     print(HEAD)
     began, shown = time.perf_counter(), []
     for name, reports in todo.items():

@@ -16,7 +16,7 @@ import time
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
 
-from numpygpt.cli import Parser, fail, run
+from numpygpt.cli import Parser, add_device, fail, run
 from numpygpt.threads import usable_cores
 from studies import STUDIES
 from studies.page import check_can_draw, claim_in_words, command_of, numbers_in, page_of, write
@@ -38,6 +38,7 @@ def read_flags() -> argparse.Namespace:
     add("--steps", type=int, help="steps of each run (unless given: what the study has)")
     add("--quick", action="store_true", help="the smallest models and a few steps, to try the programs")
     add("--jobs", type=int, default=usable_cores(), help="runs at a time (default: one for each core, %(default)s)")
+    add_device(parser)
     add("--redraw", action="store_true", help="measure nothing: draw and write again from the numbers in --out")
     args = parser.parse_args()
     if unknown := [name for name in args.names if name not in (ALL, *STUDIES)]:
@@ -71,6 +72,7 @@ def command(name: str, args: argparse.Namespace) -> str:
     words = [name, "--corpus", args.corpus, "--seeds", str(args.seeds)]
     words += ["--steps", str(args.steps)] if args.steps else []
     words += ["--quick"] if args.quick else []
+    words += ["--device", args.device] if args.device != "cpu" else []
     return command_of(words)
 
 
@@ -100,7 +102,7 @@ def main() -> int:
             write(args.out, kept)
             print(f"Saved {page_of(args.out)}")
             return 0
-        setting = Setting.of(args.corpus, args.seeds, args.steps, args.quick, args.jobs)
+        setting = Setting.of(args.corpus, args.seeds, args.steps, args.quick, args.jobs, args.device)
         os.makedirs(args.out, exist_ok=True)
         numbers_in(args.out)  # that can't be read would be found too late
         for name in STUDIES if ALL in args.names else dict.fromkeys(args.names):

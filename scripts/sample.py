@@ -9,8 +9,9 @@ import numpy as np
 
 from numpygpt import pretrained
 from numpygpt.array import check_not_negative
-from numpygpt.cli import Parser, add_limits, fail, run
+from numpygpt.cli import Parser, add_device, add_limits, fail, run
 from numpygpt.data import Tokenizer
+from numpygpt.device import mover
 from numpygpt.sample import Draw, generate_batch, until_stop
 
 LIMITS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -35,6 +36,7 @@ def parse() -> argparse.Namespace:
         help="above 1: make what was written less probable (default: 1)",
     )
     add_limits(parser, temperature=0.8)
+    add_device(parser)
     return parser.parse_args()
 
 
@@ -77,8 +79,10 @@ def main() -> int:
             raise ValueError("--explain takes one --prompt")
         if (args.folder is None) == (args.model is None):
             raise ValueError("give the folder of a trained model, or --model with the name of another one")
+        move = mover(args.device)  # a device that can't be had is refused before a model is read
         found = pretrained.from_run(args.folder) if args.model is None else pretrained.load(args.model)
         model, tokenizer, start, ends = found[:4]
+        model.to(move)
         limits = {name: vars(args)[name] for name in LIMITS}
         ids = [np.array([*start, *tokenizer.encode(prompt)], np.int64) for prompt in prompts]
         drawing = {**limits, "stop": ends, "vocab_size": tokenizer.vocab_size, "rng": args.seed}

@@ -12,16 +12,17 @@ import numpy as np
 
 from numpygpt import durable, pretrained
 from numpygpt.array import check_not_negative
-from numpygpt.cli import Parser, fail, run
+from numpygpt.cli import Parser, add_device, fail, run
 from numpygpt.config import CHOICES, TransformerConfig
 from numpygpt.data import CharTokenizer, DataError, Tokenizer
+from numpygpt.device import mover
 from numpygpt.model import TransformerLM
 from tracing.page import Book, write
 from tracing.record import trace
 from training.flags import add_parts, given_flags
 
 SMALL = {"d_model": 8, "num_layers": 1, "num_heads": 2, "d_ff": 16}
-OF_ANY_MODEL = {"text", "out", "model", "layer", "book"}
+OF_ANY_MODEL = {"text", "out", "model", "layer", "book", "device"}
 
 
 def make_parser() -> Parser:
@@ -33,6 +34,7 @@ def make_parser() -> Parser:
     add("--model", help="a trained model: a run or checkpoint of ours, smollm2, a GGUF file or a Hugging Face folder")
     add("--layer", type=int, nargs="+", help="show the inside of these blocks, counted from 0 (unless given: of all)")
     add("--book", type=Path, help="folder of a built book, to whose equations the page links")
+    add_device(parser)
     add = parser.add_argument_group("model", "Without --model it is an untrained one.").add_argument
     add("--seed", type=int, default=0, help="of starting weights and dropout")
     add("--init", choices=CHOICES["init"], default=TransformerConfig.init, help="how starting weights are drawn")
@@ -64,13 +66,14 @@ def main() -> int:
     try:
         if not args.text:
             raise ValueError("--text is empty: give at least two characters")
+        move = mover(args.device)
         book = None if args.book is None else Book.read(args.book, args.out)
         model, tokenizer, ids = find_model(parser, args)
         if len(ids) < 2:
             raise ValueError(f"--text {args.text!r} is one token, after which there is none to predict: give more")
         if wrong := [i for i in args.layer or () if not 0 <= i < model.config.num_layers]:
             raise ValueError(f"--layer {wrong[0]} isn't there: the model has layers 0 to {model.config.num_layers - 1}")
-        ran = trace(model, np.array(ids), args.layer)
+        ran = trace(model.to(move), np.array(ids), args.layer)
         page = write(ran, model.config, tokenizer, book).encode()
         with durable.replacing(args.out) as file:
             file.write(page)

@@ -10,8 +10,10 @@ memory order where CuPy's ufuncs return C order; a kernel's rounding is NumPy's;
 (`x[[0, 0]] = 1, 2`) keep the last, where on a GPU it is undefined which is kept.
 """
 
+import collections
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -24,6 +26,12 @@ UFUNCS = {name for name, paren, _ in _LIST if not paren}
 FUNCTIONS = {
     name: inspect.signature(eval(f"lambda {parameters[:-1]}: None")) for name, paren, parameters in _LIST if paren
 }
+
+# How often the host looked at a number, for which it waits for a GPU, by what it called; and under "" how many pieces
+# of work it gave to the device. Two functions look by themselves: bincount at the sign and at the size of its numbers
+# (_statistics/histogram.py), unique at how many there are (_manipulation/add_remove.py).
+COUNTS: collections.Counter[str] = collections.Counter()
+_LOOKING = {"bincount": 2, "unique": 1}
 
 # Which arguments must be device arrays: all elements of the first, the first two, none, or else the first.
 _SEQUENCE = {"column_stack", "concatenate", "dstack", "hstack", "stack", "vstack"}
@@ -113,7 +121,16 @@ def _run(function, args, kwargs):
     args = _unwrap(tuple(args), seen)
     kwargs = {key: _unwrap(value, seen) for key, value in kwargs.items()}
     with np.errstate(all="ignore"):
-        return _wrap(function(*args, **kwargs), seen)
+        result = function(*args, **kwargs)
+    COUNTS[""] += kwargs.get("out") is not None or not _is_view(result, seen)
+    return _wrap(result, seen)
+
+
+def _is_view(result, seen: dict) -> bool:
+    """Whether a result, or each of several, lies in the memory of an array that was given: that is no work."""
+    if isinstance(result, list | tuple):
+        return all(_is_view(x, seen) for x in result)
+    return isinstance(result, np.ndarray) and any(np.may_share_memory(result, x._a) for x in seen.values())
 
 
 def _find(kind, x) -> bool:
@@ -139,26 +156,33 @@ class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
         raise TypeError("Implicit conversion to a NumPy array is not allowed; use to_host(x)")
 
     def get(self) -> np.ndarray:
+        COUNTS["get"] += 1
         return self._a.copy()
 
     def item(self):
+        COUNTS["item"] += 1
         if self.size != 1:
             raise ValueError("only an array of size 1 has an item")
         return self._a.item()
 
     def tolist(self):
+        COUNTS["tolist"] += 1
         return self._a.tolist()
 
     def __bool__(self):
+        COUNTS["bool"] += 1
         return bool(self._a)
 
     def __int__(self):
+        COUNTS["int"] += 1
         return int(self._a)
 
     def __float__(self):
+        COUNTS["float"] += 1
         return float(self._a)
 
     def __complex__(self):
+        COUNTS["complex"] += 1
         return complex(self._a)
 
     def __repr__(self):
@@ -241,6 +265,8 @@ class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
         except TypeError as error:
             raise TypeError(f"CuPy's {name}{FUNCTIONS[name]}: {error}") from None
         _check(name, list(given.values()), given)
+        if name in _LOOKING:
+            COUNTS[name] += _LOOKING[name]
         if name in _CREATION:
             result = _run(function, args, kwargs)
             if any(_find(np.ndarray, x) for x in given.values()):  # a transfer shares no memory with the host
@@ -285,6 +311,7 @@ class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
                 return 0
             return k.ndim if isinstance(k, np.ndarray) and k.dtype == bool else 1
 
+        COUNTS["mask"] += any(isinstance(k, np.ndarray) and k.dtype == bool for k in keys)  # how much it lets through
         axis, taken = 0, sum(map(width, keys))
         for i, k in enumerate(keys):
             if k is Ellipsis:
@@ -299,10 +326,12 @@ class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __getitem__(self, key):
         keys, advanced = self._index(key)
+        COUNTS[""] += advanced  # a view is no work
         return StrictArray(self._a[keys].copy() if advanced else self._a[keys])
 
     def __setitem__(self, key, value):
         keys, advanced = self._index(key)
+        COUNTS[""] += 1
         if isinstance(value, StrictArray):
             value = value._a
         elif np.ndim(value := _unwrap(value, {})) and not advanced:
@@ -320,6 +349,7 @@ class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
     strides = property(lambda self: self._a.strides)
     nbytes = property(lambda self: self._a.nbytes)
     itemsize = property(lambda self: self._a.itemsize)
+    data = property(lambda self: SimpleNamespace(ptr=self._a.__array_interface__["data"][0]))
     T = property(lambda self: StrictArray(self._a.T))
     mT = property(lambda self: StrictArray(self._a.mT))
     real = property(lambda self: StrictArray(self._a.real))

@@ -8,7 +8,7 @@ import copy
 
 import numpy as np
 import pytest
-from strict_array import StrictArray, to_device, to_host
+from strict_array import COUNTS, StrictArray, to_device, to_host
 
 from numpygpt.layers import (
     GELU,
@@ -37,6 +37,7 @@ from numpygpt.model import TransformerConfig, TransformerLM
 from numpygpt.module import Module
 from numpygpt.optim import Adam, AdamW, clip_grad_norm
 from numpygpt.sample import generate_batch
+from numpygpt.train import TrainConfig, Trainer
 
 
 def stay(x):
@@ -390,6 +391,91 @@ def test_ids_left_on_the_host_are_refused():
     model = make_model(to_device)
     with pytest.raises(TypeError, match=r"ndarray.*the model is on another device"):
         model.forward(batch(stay)[0])
+
+
+@pytest.mark.parametrize("ignore_index", [None, -1, 3])
+@pytest.mark.parametrize("bad", [-1, 13, 2**40])
+@pytest.mark.parametrize("move", [stay, to_device])
+def test_a_wrong_target_makes_the_mean_nan_and_its_number_an_error(move, bad, ignore_index):
+    loss, logits = CrossEntropy(ignore_index), move(np.zeros((2, 4, 13), np.float32))
+    targets = np.zeros((2, 4), np.int64)
+    targets[1, 2], targets[0, 0] = bad, 3
+    targets = move(targets)
+    mean = loss.mean(logits, targets)
+    if bad == ignore_index:
+        assert loss.number(mean, targets, 13) == pytest.approx(np.log(13))
+    else:
+        assert np.isnan(mean.item())
+        with pytest.raises(IndexError, match=f"target {bad} is outside"):
+            loss.number(mean, targets, 13)
+
+
+def test_a_batch_with_a_wrong_id_or_target_is_refused_and_the_next_step_is_as_if_it_had_not_been():
+    weights = {}
+    for wrong in (None, 0, 1):
+        model = make_model(to_device, dropout=0.0)
+        trainer = Trainer(model, *[np.arange(100) % 13] * 2, TrainConfig(steps=2))
+        batch = [np.arange(16).reshape(2, 8) % 13 for _ in range(2)]
+        if wrong is not None:
+            bad = [x.copy() for x in batch]
+            bad[wrong][1, 2] = 13
+            with pytest.raises(IndexError, match=f"{('token id', 'target')[wrong]} 13 is outside"):
+                trainer.update(*bad)
+        trainer.update(*batch)
+        weights[wrong] = to_host(model.flat.value).tobytes()
+    assert weights[0] == weights[1] == weights[None]
+
+
+# How often the host waits for the device: at each look at a number
+
+
+def looks(function):
+    """What a call looks at on the device, and how often; and how many pieces of work it gives to it."""
+    COUNTS.clear()
+    function()
+    counted = dict(COUNTS)
+    return counted.pop("", 0), {name: n for name, n in counted.items() if n}
+
+
+@pytest.mark.parametrize("options", [{}, {"positions": "sinusoidal"}, {"num_kv_heads": 1, "ffn": "geglu"}])
+def test_a_training_step_looks_at_the_device_a_few_times_however_deep_the_model(options):
+    work = []
+    for layers in (1, 2, 3):
+        model = make_model(to_device, num_layers=layers, **options)
+        # Nothing is clipped, which would be two more pieces of work.
+        trainer = Trainer(model, *[np.arange(100) % 13] * 2, TrainConfig(steps=2, batch_size=2, grad_clip=1e9))
+        pieces, seen = looks(trainer.train_step)
+        # ids; which tokens there were, and bincount's two; the loss; the norms of matrices and of gains
+        assert seen == {"int": 1, "unique": 1, "bincount": 2, "item": 1, "float": 2}
+        work.append(pieces)
+    assert work[2] - work[1] == work[1] - work[0] < 200  # as much for each layer
+
+
+def test_the_backward_is_under_way_before_the_loss_is_looked_at(monkeypatch):
+    model = make_model(to_device)
+    order = []
+    backward, item = model.backward, StrictArray.item
+    monkeypatch.setattr(model, "backward", lambda *args: order.append("backward") or backward(*args))
+    monkeypatch.setattr(StrictArray, "item", lambda x: order.append("look") or item(x))
+    Trainer(model, *[np.arange(100) % 13] * 2, TrainConfig(steps=2, batch_size=2)).train_step()
+    assert order == ["backward", "look"]
+
+
+def test_an_optimiser_s_step_is_as_much_work_for_a_large_model_as_for_a_small_one(monkeypatch):
+    monkeypatch.setattr("numpygpt.optim.PIECE", 16)
+    work = set()
+    for width in (8, 16):
+        model = make_model(to_device, d_model=width)
+        model.flat.grad[...] = 1
+        work.add(looks(AdamW(model.parameters()).step)[0])
+    assert len(work) == 1
+
+
+def test_a_token_takes_two_looks_however_deep_the_model():
+    for options in ({"num_layers": 3}, {"positions": "learned"}, {"positions": "sinusoidal"}):
+        steps = generate_batch(make_model(to_device, **options), [np.array([1, 2]), np.array([3])], 3, rng=0)
+        next(steps)
+        assert looks(lambda steps=steps: next(steps))[1] == {"int": 1, "get": 1}  # ids, logits
 
 
 # State dicts

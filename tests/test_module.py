@@ -1,13 +1,12 @@
 """Parameters as views of a flat buffer, and the tree of modules that finds them."""
 
 import copy
-import importlib.util
 import pickle
 
 import numpy as np
 import pytest
 
-from numpygpt.array import check_positive, mover
+from numpygpt.array import check_positive
 from numpygpt.layers import Dropout, LayerNorm, Linear, RotaryPositionalEmbedding
 from numpygpt.module import FlatBuffer, Module, Parameter, spans
 
@@ -196,12 +195,6 @@ def test_a_layer_of_a_whole_model_is_not_moved_by_itself():
 def test_an_unknown_device_is_refused():
     with pytest.raises(ValueError, match="tpu"):
         Net().to("tpu")
-
-
-@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
-def test_cuda_without_cupy_says_what_to_install():
-    with pytest.raises(ImportError, match=r"\.\[cuda12\]"):
-        mover("cuda")
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.0, True, "3", None])

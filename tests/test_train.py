@@ -218,12 +218,15 @@ def test_a_batch_goes_to_where_the_model_is():
     assert device.evaluate() == host.evaluate()
 
 
-def test_a_loss_that_is_not_finite_is_refused_before_any_gradient():
-    trainer = make_trainer()
-    trainer.model.ln_final.weight.value[...] = np.inf
+def test_a_loss_that_is_not_finite_is_refused_and_its_gradient_is_forgotten():
+    trainer, other, batch = make_trainer(), make_trainer(), (TOKENS[None, :8], TOKENS[None, 1:9])
+    gain = trainer.model.ln_final.weight.value
+    gain[...] = np.inf
     with pytest.raises(FloatingPointError, match="the loss is nan"):
-        trainer.add_gradients(TOKENS[None, :8], TOKENS[None, 1:9])
-    assert not trainer.model.flat.grad.any()
+        trainer.add_gradients(*batch)
+    gain[...] = 1
+    assert trainer.update(*batch) == other.update(*batch)
+    assert trainer.model.flat.value.tobytes() == other.model.flat.value.tobytes()
 
 
 def test_more_parts_than_sequences_are_refused():

@@ -241,16 +241,16 @@ class MultiHeadAttention(Module):
         mask: Bool[Array, "... seq keys"] | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Array, "... seq d_model"]:
-        """Return the attended x. Positions are 0..seq-1 unless given as (seq,) or with leading axes.
+        """Return the attended x.
+
+        Positions are 0..seq-1 unless given as (seq,) or with leading axes, on the host or where x is.
 
         `mask` (..., seq, keys) is true where a query may see a key, as far as causality allows. With a `cache`,
         positions count on from it, its keys come before those of x, and a backward is refused.
         """
         causal = self.group if token_positions is None and mask is None and cache is None else 0
-        if token_positions is None:
-            token_positions = np.arange(x.shape[-2], like=x)
-            if cache is not None:
-                token_positions += cache.length
+        if token_positions is None:  # made on the host, where a look at them waits for no GPU
+            token_positions = np.arange(x.shape[-2]) + (0 if cache is None else cache.length)
         elif token_positions.dtype.kind not in "iu" or token_positions.shape[-1:] != x.shape[-2:-1]:
             raise ValueError(
                 f"token_positions must be one integer for each of the {x.shape[-2]} positions of x, "
@@ -265,14 +265,15 @@ class MultiHeadAttention(Module):
         if causal:
             o = self.attention.forward(q, k, v, causal=causal)  # (4), (5)
         else:
-            key_positions = token_positions
+            positions = np.asarray(token_positions, like=x)
+            key_positions = positions
             if cache is not None:
                 k, v = cache.update(k, v, token_positions)
                 key_positions = np.arange(k.shape[-2], like=x)
-            if cache is not None and mask is None and token_positions.size == 1:
+            if cache is not None and mask is None and positions.size == 1:
                 visible = None  # (4): one query, and the cache ends at its position
             else:
-                visible = key_positions[..., None, :] <= token_positions[..., :, None]  # (4)
+                visible = key_positions[..., None, :] <= positions[..., :, None]  # (4)
                 if mask is not None:
                     check_mask(mask)
                     visible = visible & mask  # (4)

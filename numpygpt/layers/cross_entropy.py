@@ -1,9 +1,11 @@
 r"""Cross-entropy: what the model should have said, scored."""
 
+import math
+
 import numpy as np
 from jaxtyping import Float, Integer
 
-from numpygpt.array import Array, at_least_float32, check_ids
+from numpygpt.array import Array, at_least_float32, check_ids, check_integers
 from numpygpt.module import Module
 
 
@@ -43,25 +45,35 @@ class CrossEntropy(Module):
 
     def forward(self, logits: Float[Array, "... vocab"], targets: Integer[Array, "..."]) -> float:
         """Return the mean loss. IndexError for a target outside 0..V-1 that isn't `ignore_index`."""
+        return self.number(self.mean(logits, targets), targets, logits.shape[-1])
+
+    def mean(self, logits: Float[Array, "... vocab"], targets: Integer[Array, "..."]) -> Float[Array, ""]:
+        """Return the mean loss as an array in float64, which nobody waits for on a GPU; NaN for a wrong target."""
         vocab_size = logits.shape[-1]
+        check_integers(targets, "target")
         if targets.shape != logits.shape[:-1]:
             raise ValueError(f"targets of shape {targets.shape} don't fit logits of shape {logits.shape}")
-        counted = np.ones_like(targets, dtype=bool)
-        if self.ignore_index is not None:
-            counted = targets != self.ignore_index
-            targets = np.where(counted, targets, 0)
-        check_ids(targets, vocab_size, "target")
-        x = at_least_float32(logits).reshape(-1, vocab_size)
-        target, a = targets.reshape(-1), counted.reshape(-1)
+        x, target = at_least_float32(logits).reshape(-1, vocab_size), targets.reshape(-1)
         n = np.arange(target.size, like=target)
+        a = np.ones_like(target, dtype=bool) if self.ignore_index is None else target != self.ignore_index
+        right = (target >= 0) & (target < vocab_size)
+        target = np.where(right, target, 0)
         z = x - np.max(x, axis=-1, keepdims=True)  # (1)
-        target_z = z[n, target]
+        target_z = np.where(right, z[n, target], np.nan)
         exp_z = np.exp(z, out=z)
         total = np.sum(exp_z, axis=-1, keepdims=True)
         losses = np.log(total[:, 0]) - target_z  # (2)
-        count = max(int(np.sum(a)), 1)
+        count = np.maximum(np.sum(a), 1)
         self.saved = exp_z, total, n, target, a, count, logits.shape, logits.dtype
-        return np.sum(np.where(a, losses, 0)).item() / count  # (3)
+        return np.sum(np.where(a, losses, 0)).astype(np.float64) / count  # (3)
+
+    def number(self, mean: Float[Array, ""], targets: Integer[Array, "..."], vocab_size: int) -> float:
+        """Return `mean` as a number, for which a GPU is waited for. IndexError as in `forward`."""
+        loss = mean.item()
+        if math.isnan(loss):
+            ignored = self.ignore_index
+            check_ids(targets if ignored is None else np.where(targets == ignored, 0, targets), vocab_size, "target")
+        return loss
 
     def backward(self, dloss: float = 1.0) -> Float[Array, "... vocab"]:
         """Return the gradient of the logits."""

@@ -43,6 +43,7 @@ class Embedding(Module):
     def forward(self, token_ids: Integer[Array, "..."]) -> Float[Array, "... embedding_dim"]:
         """Return the rows of integer `token_ids` of any shape. IndexError for an id outside 0..V-1."""
         check_ids(token_ids, self.weight.shape[0], "token id")
+        token_ids = np.asarray(token_ids, like=self.weight.value)  # positions may have been on the host
         self.saved = token_ids
         return self.weight.value[token_ids]  # (1)
 

@@ -2,7 +2,8 @@ r"""Positions: attention alone can't tell in which order tokens stand; these tel
 
 Every layer here takes `token_positions`, integers that broadcast against the sequence axis of its input: (seq,),
 the same for all sequences, or with leading axes. Positions are counted from 0; one that isn't in the table is an
-IndexError, a shape that doesn't broadcast a ValueError.
+IndexError, a shape that doesn't broadcast a ValueError. They may lie on the host, whatever the device of the input:
+there a look at them waits for no GPU.
 """
 
 import math

@@ -12,7 +12,7 @@ BACKWARD = {name: {"backward"} for name in MODULES} | {
     "attention": {"backward", "split_heads", "merge_heads", "fold", "unfold"},
     "position": {"backward", "rotate"},
     "special": {"normal_pdf", "normal_cdf"},
-    "optim": {"pieces", "cut", "squares", "grad_norm", "clip_grad_norm", "cosine_schedule"}
+    "optim": {"bounds", "pieces", "cut", "squares", "grad_norm", "clip_grad_norm", "cosine_schedule"}
     | {"zero_grad", "step", "update_share", "update"},  # of Adam
     "precision": {"products_in", "inverse", "step_made", "step_skipped"},
     "replica": {"begin", "wait", "end", "mend", "__iadd__", "__getitem__", "add_gradients", "optimize", "deal"},
@@ -21,6 +21,7 @@ BACKWARD = {name: {"backward"} for name in MODULES} | {
 FORWARD = {name: {"forward"} for name in MODULES} | {
     "activation": {"forward", "sigmoid"},
     "attention": {"forward", "check_mask", "whole", "causal_blocks"},
+    "cross_entropy": {"forward", "mean", "number"},
     "position": {"forward", "check_positions"},
     "softmax": {"forward", "exponentials"},
     "einsum": {"spell_out", "lower", "einsum"},

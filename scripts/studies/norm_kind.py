@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from numpygpt.device import mover
 from numpygpt.layers.norm import LayerNorm, RMSNorm
 from numpygpt.model import TransformerLM
 from numpygpt.module import Module
@@ -53,13 +54,14 @@ def time_ratios(calls: dict[str, Callable[[], Any]], rounds: int, repeats: int) 
     return ratios
 
 
-def layer_call(norm: Module, tokens: int, width: int) -> Callable[[], Any]:
+def layer_call(norm: Module, tokens: int, width: int, device: str) -> Callable[[], Any]:
     """Return a call that runs a norm forward and backward."""
-    x, dy = np.random.default_rng(0).standard_normal((2, tokens, width)).astype(np.float32)
+    x, dy = mover(device)(np.random.default_rng(0).standard_normal((2, tokens, width)).astype(np.float32))
+    norm.to(device)
 
     def call() -> None:
         norm.forward(x)
-        norm.backward(dy)
+        float(norm.backward(dy)[0, 0])  # a GPU is done only once it is looked at
 
     return call
 
@@ -72,15 +74,19 @@ def measure(setting: Setting) -> Numbers:
     shares = np.array([outcome.watched for outcome in outcomes["rmsnorm"]])
     trainers = {
         name: Trainer(
-            TransformerLM(kind.config, rng=0), setting.training, setting.validation, setting.train(0), threads=1
+            TransformerLM(kind.config, rng=0).to(setting.device),
+            setting.training,
+            setting.validation,
+            setting.train(0),
+            threads=1,
         )
         for name, kind in kinds.items()
     }
     rounds = setting.pick(ROUNDS, 3)
     width, tokens = setting.model().d_model, next(iter(trainers.values())).tokens_per_step
     layers = {
-        "layernorm": layer_call(LayerNorm(width, bias=False), tokens, width),
-        "rmsnorm": layer_call(RMSNorm(width), tokens, width),
+        "layernorm": layer_call(LayerNorm(width, bias=False), tokens, width, setting.device),
+        "rmsnorm": layer_call(RMSNorm(width), tokens, width, setting.device),
     }
     return {
         **common_numbers(setting, kinds, outcomes),

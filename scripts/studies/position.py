@@ -36,7 +36,8 @@ def losses_by_position(trainer: Trainer) -> list[float]:
         for start in range(0, length, size):
             for inputs, targets in sequential_batches(trainer.validation_tokens[start:], BATCH, length):
                 if inputs.shape[1] == length:  # what is left at the end is shorter
-                    groups = np.split(model.forward(inputs), GROUPS, axis=1), np.split(targets, GROUPS, axis=1)
+                    x, y = (np.asarray(ids, like=model.flat.value) for ids in (inputs, targets))
+                    groups = np.split(model.forward(x), GROUPS, axis=1), np.split(y, GROUPS, axis=1)
                     total += [len(inputs) * loss.forward(z, y) for z, y in zip(*groups, strict=True)]
                     count += len(inputs)
     return (total / count).tolist()

@@ -29,7 +29,7 @@ def preactivations(trainer: Trainer) -> list[float]:
     """
     model = trainer.model
     inputs, _ = next(sequential_batches(trainer.validation_tokens, BATCH, trainer.context_length))
-    model.forward(inputs)
+    model.forward(np.asarray(inputs, like=model.flat.value))
     means, shares = [], []
     for module in model.modules():
         if isinstance(module, FeedForward | GLU):

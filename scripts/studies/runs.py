@@ -63,10 +63,10 @@ class Job:
     watch: Watch | None
 
 
-def make_run(training: Ids, validation: Ids, job: Job) -> Outcome:
+def make_run(training: Ids, validation: Ids, device: str, job: Job) -> Outcome:
     """Train a model."""
     with one_blas_thread():
-        model = TransformerLM(job.kind.config, rng=job.train.seed)
+        model = TransformerLM(job.kind.config, rng=job.train.seed).to(device)
         trainer = Trainer(model, training, validation, job.train, threads=1)
         if job.kind.change is not None:
             job.kind.change(trainer)
@@ -88,7 +88,7 @@ def ignore_interrupts() -> None:
 
 def make_runs(setting: Setting, jobs: Sequence[Job]) -> Iterator[Outcome]:
     """Yield what each run ended on, in order; `setting.jobs` of them run at a time, each in a process of its own."""
-    function = functools.partial(make_run, setting.training, setting.validation)
+    function = functools.partial(make_run, setting.training, setting.validation, setting.device)
     with contextlib.ExitStack() as stack:
         outcomes: Iterator[Outcome]
         if setting.jobs == 1:

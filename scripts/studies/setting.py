@@ -9,6 +9,7 @@ from numpygpt.array import check_positive
 from numpygpt.config import TransformerConfig
 from numpygpt.corpus import load_corpus
 from numpygpt.data import CharTokenizer, Ids, split
+from numpygpt.device import mover
 from numpygpt.train import TrainConfig
 
 T = TypeVar("T")
@@ -32,10 +33,15 @@ class Setting:
     given_steps: int | None = None
     quick: bool = False
     jobs: int = 1  # runs at a time
+    device: str = "cpu"
 
     @classmethod
-    def of(cls, corpus: str, seeds: int, steps: int | None, quick: bool, jobs: int) -> "Setting":
-        """Read a corpus, character by character. ValueError or DataError, in one line, for what can't be used."""
+    def of(cls, corpus: str, seeds: int, steps: int | None, quick: bool, jobs: int, device: str = "cpu") -> "Setting":
+        """Read a corpus, character by character.
+
+        ValueError, DataError or ImportError, in one line, for what can't be used.
+        """
+        mover(device)
         check_positive(seeds=seeds, jobs=jobs, steps=STEPS if steps is None else steps)
         if seeds < LEAST_SEEDS:
             raise ValueError(f"seeds must be at least {LEAST_SEEDS}, or a spread means little, not {seeds}")
@@ -45,7 +51,7 @@ class Setting:
         context = (QUICK if quick else FULL)["context_length"]
         training, validation = split(tokens, 2 * context)
         validation = validation[: (QUICK_HELD_OUT if quick else HELD_OUT) + 1]
-        return cls(training, validation, tokenizer.vocab_size, seeds, steps, quick, jobs)
+        return cls(training, validation, tokenizer.vocab_size, seeds, steps, quick, jobs, device)
 
     def pick(self, full: T, quick: T) -> T:
         """Return the one that is meant for this scale."""

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numpygpt.array import Array
+from numpygpt.device import mover
 from numpygpt.layers import CrossEntropy, MultiHeadAttention, ScaledDotProductAttention
 from numpygpt.model import TransformerLM
 from numpygpt.module import Module, Parameter
@@ -61,7 +63,7 @@ class Call:
 
     def bind(self, made: list[Binding], statement: Statement) -> None:
         """Note the names of what a line made. An array that is changed in place keeps its name, in its new state."""
-        if statement.returns:
+        if statement.returns and made:  # or else what a function made that it calls
             self.returned = made
         for binding in made:
             same = [i for i, older in enumerate(self.bindings) if older.name == binding.name]
@@ -90,7 +92,7 @@ class Recorder:
         self.calls: dict[tuple[str, bool], Call] = {}  # by path, forward and backward
         self._open: list[Call] = []
         self._latest: dict[tuple[int, int, str], Step] = {}  # by the memory that the array lies in
-        self._held: list[np.ndarray] = []  # so that no memory is used again
+        self._held: list[Array] = []  # so that no memory is used again
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -125,14 +127,14 @@ class Recorder:
         """Note the parameters and arguments of a call. An argument that is new was made by the line of the caller."""
         for name, item in vars(call.module).items():
             if isinstance(item, Parameter) and not call.backward:
-                call.parameters[name] = Step(0, name, call, None, snapshot(item.value), 0)
+                call.parameters[name] = Step(0, name, call, None, snapshot(to_host(item.value)), 0)
         place = caller.now if caller is not None else None
         code = frame.f_code
         for name in code.co_varnames[1 : code.co_argcount]:
             value = frame.f_locals[name]
             if isinstance(value, float):
                 value = np.array(value)
-            if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+            if is_array(value) and value.dtype.kind == "f":
                 call.arguments.append(Binding(name, self._step(call, name, value, place), value.shape))
 
     def leave(self, call: Call) -> None:
@@ -151,7 +153,7 @@ class Recorder:
             found = [(name, name, value) for name, value in zip(names, values, strict=True)]
         for target in statement.targets if not statement.returns else ():
             name, part, whole = target.name, *(eval(get, frame.f_globals, frame.f_locals) for get in target.code)
-            if isinstance(part, np.ndarray) and not np.may_share_memory(part, whole):
+            if is_array(part) and not np.may_share_memory(part, whole):
                 name, part = target.whole_name, whole  # rows picked by index are a copy
             found.append((name, target.whole_name, part))
         if isinstance(call.module, ScaledDotProductAttention) and [name for name, *_ in found] == ["e", "z"]:
@@ -160,7 +162,7 @@ class Recorder:
         for name, whole_name, value in found:
             if isinstance(value, float) and statement.numbers:
                 value = np.array(value)
-            if isinstance(value, np.ndarray) and (value.dtype.kind in "fc" or statement.numbers):
+            if is_array(value) and (value.dtype.kind in "fc" or statement.numbers):
                 step = self._step(call, name, value, place, statement)
                 bindings.append(Binding(whole_name, step, value.shape))
         call.bind(bindings, statement)
@@ -168,17 +170,17 @@ class Recorder:
             self.steps[-1].also.append(place)
 
     def _step(
-        self, call: Call, name: str, value: np.ndarray, place: Place | None, just_run: Statement | None = None
+        self, call: Call, name: str, value: Array, place: Place | None, just_run: Statement | None = None
     ) -> Step:
         """Return the step that an array is: a new one, unless a line has just handed it on as it was."""
-        key = value.__array_interface__["data"][0], value.size, value.dtype.str
-        mark = zlib.crc32(np.ascontiguousarray(value).data)
+        key, numbers = (address(value), value.size, value.dtype.str), to_host(value)
+        mark = zlib.crc32(np.ascontiguousarray(numbers).data)
         step = self._latest.get(key)
         numbered = just_run is not None and bool(just_run.numbers)
         in_place = just_run is not None and just_run.in_place
         if step is None or step.mark != mark or in_place or (numbered and step.seen.shape != value.shape):
             group = self.groups.get(id(call.module), 1) if name in MAPS else 1
-            seen = snapshot(by_head(value, group))._replace(shape=value.shape)
+            seen = snapshot(by_head(numbers, group))._replace(shape=value.shape)
             step = Step(len(self.steps) + 1, name, call, place, seen, mark)
             self.steps.append(step)
             call.items.append(step)
@@ -219,6 +221,19 @@ class Watch:
             self.recorder.finish(self.call, self.place, frame, returned)
 
 
+def is_array(value: Any) -> bool:
+    """Whether it is an array, of any device."""
+    return hasattr(value, "__array_function__") and not isinstance(value, np.generic)
+
+
+def address(array: Array) -> int:
+    """Return where the numbers of an array begin, in the memory of its device."""
+    return array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
+
+
+to_host = mover("cpu")
+
+
 def by_head(array: np.ndarray, group: int) -> np.ndarray:
     """Return a map of attention as (head, query, key); in the code, the heads of a group are rows of one array."""
     if group == 1:
@@ -242,12 +257,13 @@ def trace(model: TransformerLM, ids: np.ndarray, layers: list[int] | None = None
     All ids but the last are read, and all but the first are targets.
     """
     loss = CrossEntropy()
+    inputs, targets = (np.asarray(x, like=model.flat.value) for x in (ids[:-1], ids[1:]))
     hidden = tuple(f"layers.{i}." for i in range(len(model.layers)) if layers is not None and i not in layers)
     modules = {path: m for path, m in model.named_modules() if not f"{path}.".startswith(hidden)}
     recorder = Recorder({**modules, "loss": loss})
     model.zero_grad()
     with recorder.recording():
-        logits = model.forward(ids[:-1])
-        value = loss.forward(logits, ids[1:])
+        logits = model.forward(inputs)
+        value = loss.forward(logits, targets)
         model.backward(loss.backward())
-    return Run(recorder, ids, value, logits)
+    return Run(recorder, ids, value, to_host(logits))

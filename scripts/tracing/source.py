@@ -89,9 +89,9 @@ def watched(code: CodeType) -> dict[int, Statement]:
     if not code.co_filename.startswith(str(PACKAGE)):
         return {}
     found = statements(Path(code.co_filename))
-    is_function = code.co_qualname == code.co_name
+    has_a_name = "<" not in code.co_qualname  # no comprehension or lambda, which is part of a line
     own = {line for _, _, line in code.co_lines() if line in found}
-    if code.co_name in ("forward", "backward") or (is_function and any(found[line].numbers for line in own)):
+    if code.co_name in ("forward", "backward") or (has_a_name and any(found[line].numbers for line in own)):
         return found
     return {}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numpygpt.cli import Parser, fail
+from numpygpt.cli import Parser, add_device, fail
 from numpygpt.config import CHOICES, TransformerConfig
 from numpygpt.precision import DTYPES
 from numpygpt.train import TrainConfig
@@ -62,12 +62,14 @@ def make_parser(description: str) -> Parser:
     add("--recipe", choices=RECIPES, help=f"take the flags that aren't given from a recipe: {recipes}")
     add("--keep", type=int, default=3, help="checkpoints to keep: the newest so many, and the best")
 
-    add = parser.add_argument_group("training").add_argument
+    group = parser.add_argument_group("training")
+    add = group.add_argument
     add("--steps", type=int, default=TrainConfig.steps, help="number of updates; the schedule is fitted to it")
     add("--minutes", type=float, default=math.inf, help="stop after this time, if the steps take longer")
     add("--batch-size", type=int, help=f"sequences in a batch {unless_given('batch_size')}")
     add("--accumulate", type=int, default=TrainConfig.accumulate, help="parts a batch is cut into, to save memory")
-    add("--threads", type=int, help="threads that share each batch (unless given: one for each usable core)")
+    add_device(group)
+    add("--threads", type=int, help="threads that share each batch on the CPU (unless given: one for each usable core)")
     add(
         "--dtype",
         choices=DTYPES,

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from numpygpt import checkpoint, durable
-from numpygpt.array import check_not_negative, check_positive, mover
+from numpygpt.array import check_not_negative, check_positive
 from numpygpt.cli import Parser, fail
 from numpygpt.config import TransformerConfig
 from numpygpt.data import split
+from numpygpt.device import mover
 from numpygpt.forks import WorkerLost
 from numpygpt.metrics import MetricsLog
 from numpygpt.model import TransformerLM
@@ -104,8 +105,9 @@ class Run:
         if not args.minutes > 0:
             raise ValueError(f"minutes must be above 0, not {args.minutes}")
         args, found = resumed(parser, args, self.ranks.size)
-        if args.threads is None:
-            args.threads = cores  # a number, for --resume and --config: another rounds differently
+        mover(args.device)  # a device that can't be had is refused before anything is made
+        if args.threads is None:  # a number, for --resume and --config: another rounds differently
+            args.threads = cores if args.device == "cpu" else 1
         init_rng, given = generators(args.seed)[0], given_flags(parser)
         check_lora(args, given)
         if is_trained(args.init):
@@ -120,6 +122,9 @@ class Run:
 
     def make_trainer(self, start: Start) -> None:
         """Make the trainer, and bring it to where it was."""
+        if self.args.device != "cpu":
+            self.ranks.take_gpu()
+        self.model.to(self.args.device)
         self.tokens, self.tokens_header = open_tokens(start.tokens, self.tokenizer), read_header(start.tokens)
         training, held_out = split(self.tokens, self.args.context_length)
         if self.args.eval_tokens is not None:
@@ -142,7 +147,8 @@ class Run:
         """Bring the trainer to where it was at the checkpoint `found`."""
         saved, state = checkpoint.load(found)
         if self.args.lora is None:
-            self.model.load_state_dict(saved.state_dict())
+            here = self.model.flat.value
+            self.model.load_state_dict({name: np.asarray(x, like=here) for name, x in saved.state_dict().items()})
         checkpoint.load_optimizer(found, self.trainer.optimizer)
         self.trainer.load_state_dict(state["trainer"])
         self.saved_at = self.trainer.step
