@@ -14,7 +14,7 @@ ranks of a failure on one. What fails elsewhere ends the others, too (`ending_to
 process dies.
 
 Ranks are started by MPI's launcher, `mpiexec -n 4 python scripts/train_shakespeare.py`, and talk through mpi4py. Arrays
-on GPUs are summed by NCCL, which CuPy brings (untried: no machine with a GPU was to be had).
+on GPUs are summed by NVIDIA's NCCL, through CuPy; each rank needs a GPU of its own.
 """
 
 import contextlib
@@ -126,9 +126,6 @@ class MPIRanks(Ranks):
             if isinstance(vector, np.ndarray):
                 self.comm.Allreduce(self._mpi.IN_PLACE, vector)
             else:
-                self._nccl = self._nccl or need("cupyx.distributed", "mpi").init_process_group(
-                    self.size, self.rank, use_mpi=True
-                )
                 self._nccl.all_reduce(vector, vector)
 
     def cores(self) -> int:
@@ -137,11 +134,16 @@ class MPIRanks(Ranks):
         return max(1, usable_cores(set().union(*machine.allgather(affinity()))) // machine.size)
 
     def take_gpu(self) -> None:
-        """Make a GPU of this machine this rank's own. ValueError if there are fewer GPUs than ranks on it."""
+        """Make a GPU of this machine this rank's own. ValueError if there are too few, or NCCL is missing."""
         machine, cuda = self._machine(), importlib.import_module("cupy").cuda
         if machine.size > (count := cuda.runtime.getDeviceCount()):  # NCCL wants a GPU for each
             raise ValueError(f"{machine.size} ranks on a machine with {count} GPUs: start one for each GPU")
         cuda.Device(machine.rank).use()
+        try:
+            distributed = importlib.import_module("cupyx.distributed")
+            self._nccl = distributed.init_process_group(self.size, self.rank, use_mpi=True)
+        except (ImportError, RuntimeError) as error:
+            raise ValueError(f"several GPUs need NCCL ({error}): pip install nvidia-nccl-cu12, or -cu13") from error
 
     def _machine(self) -> Any:
         return self.comm.Split_type(self._mpi.COMM_TYPE_SHARED)

@@ -5,44 +5,24 @@ is left on the wrong side, and that nothing is computed otherwise than on the ho
 """
 
 import copy
+import itertools
+import sys
 
 import numpy as np
 import pytest
+from running import SCRIPTS
 from strict_array import COUNTS, StrictArray, to_device, to_host
 
-from numpygpt.layers import (
-    GELU,
-    GLU,
-    CrossEntropy,
-    DecoderBlock,
-    Dropout,
-    Embedding,
-    FeedForward,
-    LayerNorm,
-    LearnedPositions,
-    Linear,
-    LoRALinear,
-    MultiHeadAttention,
-    ReLU,
-    RMSNorm,
-    RotaryPositionalEmbedding,
-    ScaledDotProductAttention,
-    Sigmoid,
-    SiLU,
-    SinusoidalPositions,
-    Softmax,
-    SwiGLU,
-)
+sys.path.insert(0, str(SCRIPTS))
+from device_check import cases
+from device_check.cases import BAD_IDS, BASE, CONFIGS, LAYERS, REFUSED, refusals, rope
+from device_check.compare import forward_and_backward, stay
+from numpygpt.layers import CrossEntropy, Linear, MultiHeadAttention, SinusoidalPositions
 from numpygpt.model import TransformerConfig, TransformerLM
 from numpygpt.module import Module
 from numpygpt.optim import Adam, AdamW, clip_grad_norm
 from numpygpt.sample import generate_batch
 from numpygpt.train import TrainConfig, Trainer
-
-
-def stay(x):
-    """The move that isn't one."""
-    return x
 
 
 def same(device, host):
@@ -79,92 +59,6 @@ def all_on(kind, *objects):
 
 # Each layer alone
 
-RNG = np.random.default_rng(0)
-X = RNG.standard_normal((2, 5, 8)).astype(np.float32)
-Q, K = (RNG.standard_normal((2, 3, n, 8)).astype(np.float32) for n in (4, 5))
-V = RNG.standard_normal((2, 3, 5, 6)).astype(np.float32)
-IDS = RNG.integers(0, 7, (2, 5))
-T = np.array([0, 2, 3, 7, 9])
-EACH_T = np.array([[0, 0, 1, 2, 3], [4, 5, 6, 7, 8]])
-MASK = RNG.random((2, 5, 5)) < 0.5
-BLIND = np.array([[True] * 5, [False] * 5, [True, False] * 2 + [False], [False] * 5])
-CAUSAL = BLIND[:, :1] | np.tri(4, 5, dtype=bool)
-
-
-def rope(layout="interleaved", dtype=np.float32):
-    return RotaryPositionalEmbedding(10000.0, 4, 12, layout, dtype=dtype)
-
-
-def block(**options):
-    config = TransformerConfig(7, 12, 8, 1, 2, **{"d_ff": 12, "dropout": 0.2} | options)
-    return DecoderBlock(config, rng=0)
-
-
-LAYERS = {
-    "embedding": (lambda: Embedding(7, 4, rng=0), IDS),
-    "embedding, one id": (lambda: Embedding(7, 4, rng=0), np.array(3)),
-    "linear": (lambda: Linear(8, 6, rng=0), X),
-    "linear, bias": (lambda: Linear(8, 6, True, rng=0), X),
-    "linear, one axis": (lambda: Linear(8, 6, True, rng=0), X[0, 0]),
-    "lora": (lambda: LoRALinear(Linear(8, 6, True, rng=0), 3, rng=1), X),
-    "layernorm": (lambda: LayerNorm(8), X),
-    "layernorm, no bias": (lambda: LayerNorm(8, bias=False), X),
-    "layernorm, float16": (lambda: LayerNorm(8, dtype=np.float16), X.astype(np.float16)),
-    "rmsnorm": (lambda: RMSNorm(8), X),
-    "rmsnorm, float16": (lambda: RMSNorm(8, dtype=np.float16), X.astype(np.float16)),
-    "rmsnorm, one axis": (lambda: RMSNorm(8), X[0, 0]),
-    "relu": (ReLU, X),
-    "sigmoid": (Sigmoid, X),
-    "sigmoid, far out": (Sigmoid, 1000 * X),
-    "silu": (SiLU, X),
-    "silu, far out": (SiLU, 1000 * X),
-    "gelu": (GELU, X),
-    "gelu, far out": (GELU, 1000 * X),
-    "gelu, float64": (GELU, X.astype(np.float64)),
-    "gelu, tanh": (lambda: GELU("tanh"), X),
-    "gelu, tanh, far out": (lambda: GELU("tanh"), 1000 * X),
-    "dropout": (lambda: Dropout(0.3, 0), X),
-    "dropout, evaluation": (lambda: Dropout(0.3, 0).eval(), X),
-    "feed-forward": (lambda: FeedForward(8, bias=True, rng=0), X),
-    "glu": (lambda: GLU(8, 12, bias=True, rng=0), X),
-    "bilinear": (lambda: GLU(8, 12, "identity", rng=0), X),
-    "swiglu": (lambda: SwiGLU(8, rng=0), X),
-    "sinusoidal": (lambda: SinusoidalPositions(12, 8), X, T),
-    "sinusoidal, odd": (lambda: SinusoidalPositions(12, 7), X[..., :7], EACH_T),
-    "learned": (lambda: LearnedPositions(12, 8, rng=0), X, T),
-    "learned, each": (lambda: LearnedPositions(12, 8, rng=0), X, EACH_T),
-    "rope": (rope, X[..., :4], T),
-    "rope, half": (lambda: rope("half"), X[..., :4], EACH_T),
-    "softmax": (Softmax, X),
-    "softmax, other axis": (lambda: Softmax(0), X),
-    "softmax, hidden": (Softmax, np.where(BLIND, np.float32(1), -np.inf)),
-    "attention": (ScaledDotProductAttention, Q, K, V),
-    "attention, causal": (ScaledDotProductAttention, Q, K, V, CAUSAL),
-    "attention, blind": (ScaledDotProductAttention, Q, K, V, BLIND),
-    "heads": (lambda: MultiHeadAttention(8, 2, rng=0), X),
-    "heads, no batch": (lambda: MultiHeadAttention(8, 2, rng=0), X[0]),
-    "heads, grouped": (lambda: MultiHeadAttention(8, 2, 1, rope("half"), True, rng=0), X, T),
-    "heads, masked": (lambda: MultiHeadAttention(8, 2, 1, rope(), rng=0), X, EACH_T, MASK),
-    "block": (block, X),
-    "block, masked": (lambda: block(norm_position="post", norm="layernorm"), X, EACH_T, MASK),
-    "cross-entropy": (CrossEntropy, X, IDS),
-    "cross-entropy, one": (CrossEntropy, X[0, 0], np.array(7)),
-    "cross-entropy, ignore": (lambda: CrossEntropy(3), X, IDS),
-    "cross-entropy, none left": (lambda: CrossEntropy(3), X, np.full_like(IDS, 3)),
-    "cross-entropy, float16": (CrossEntropy, X.astype(np.float16), IDS),
-}
-
-
-def forward_and_backward(layer, inputs, move):
-    """What forward and backward return, and the gradients they leave."""
-    y = layer.forward(*(move(x) for x in inputs))
-    if isinstance(y, float):
-        dx = layer.backward(2.5)
-    else:
-        dx = layer.backward(move(np.random.default_rng(1).standard_normal(y.shape).astype(y.dtype)))
-    dx = dx if isinstance(dx, tuple) else (dx,)
-    return y, *dx, *(p.grad for p in layer.parameters())
-
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer(name):
@@ -172,8 +66,7 @@ def test_layer(name):
     host = forward_and_backward(make(), inputs, stay)
     layer = make().to(to_device)
     device = forward_and_backward(layer, inputs, to_device)
-    assert len(device) == len(host)
-    for a, b in zip(device, host, strict=True):
+    for a, b in zip(itertools.chain(*device), itertools.chain(*host), strict=True):
         assert same(a, b)
     assert all_on(StrictArray, layer)
 
@@ -193,24 +86,11 @@ def test_tables_move_too():
 
 # Whole models
 
-BASE = {"vocab_size": 13, "context_length": 8, "d_model": 8, "num_layers": 2, "num_heads": 4, "dropout": 0.1}
-GPT2 = {"norm": "layernorm", "positions": "learned", "bias": True, "tie_embeddings": True, "init": "gpt2"}
-CONFIGS = {
-    "default": {},
-    "gpt2": GPT2 | {"ffn": "gelu_tanh"},
-    "glu": {"ffn": "glu", "d_ff": 12, "num_kv_heads": 2, "rope_layout": "half", "norm_position": "post"},
-    "geglu": {"ffn": "geglu", "d_ff": 12, "positions": "sinusoidal", "norm": "layernorm"},
-    "reglu": {"ffn": "reglu", "d_ff": 12, "positions": "none", "bias": True, "num_layers": 1},
-    "bilinear": {"ffn": "bilinear", "d_ff": 12, "num_kv_heads": 1, "tie_embeddings": True},
-    "gelu": GPT2 | {"ffn": "gelu", "norm_position": "post"},
-    "relu": {"ffn": "relu", "norm": "layernorm", "bias": True, "positions": "sinusoidal", "norm_position": "post"},
-    "silu": {"ffn": "silu", "num_kv_heads": 2, "bias": True, "tie_embeddings": True, "dropout": 0.0},
-}
 configs = pytest.mark.parametrize("options", CONFIGS.values(), ids=CONFIGS)
 
 
 def make_model(move=stay, dtype=np.float32, **options):
-    return TransformerLM(TransformerConfig(**BASE | options), dtype=dtype, rng=1).to(move)
+    return cases.make_model(dtype, **options).to(move)
 
 
 def batch(move, seed=2):
@@ -365,22 +245,11 @@ def test_clipping(size):
 # Ids: CuPy wraps those out of range in silence
 
 
-@pytest.mark.parametrize("bad", [-1, 13, 2**40])
+@pytest.mark.parametrize("bad", BAD_IDS)
 @pytest.mark.parametrize("move", [stay, to_device])
 def test_ids_out_of_range_are_refused(bad, move):
-    ids = np.zeros((2, 4), np.int64)
-    ids[1, 2] = bad
-    ids, x = move(ids), move(np.zeros((2, 4, 8), np.float32))
-    calls = {
-        "token id": [lambda: make_model(move).forward(ids), lambda: Embedding(13, 4).to(move).forward(ids)],
-        "target": [lambda: CrossEntropy().forward(move(np.zeros((2, 4, 13), np.float32)), ids)],
-        "position": [
-            lambda: make_model(move).forward(move(np.zeros((2, 4), np.int64)), ids),
-            lambda: SinusoidalPositions(13, 8).to(move).forward(x, ids),
-            lambda: LearnedPositions(13, 8).to(move).forward(x, ids),
-            lambda: rope().to(move).forward(x[..., :4], ids),
-        ],
-    }
+    calls = refusals(bad, move)
+    assert set(calls) == set(REFUSED)
     for what, each in calls.items():
         for call in each:
             with pytest.raises(IndexError, match=f"{what} {bad} is outside"):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from running import SCRIPTS, run
 from numpygpt import checkpoint
 
 pytest.importorskip("mpi4py")
+TESTS = Path(__file__).parent
 LAUNCHER = shutil.which("mpiexec") or pytest.skip("there is no mpiexec", allow_module_level=True)
 FLAGS = "--steps 30 --d-model 16 --num-layers 1 --num-heads 2 --context-length 16 --batch-size 5 --eval-interval 10"
 FLAGS += " --dropout 0.1 --threads 1 --sample-length 20"
@@ -204,3 +206,34 @@ def test_the_costs_of_two_ranks_are_measured():
     whole, share, all_reduce, total, together = (float(cell.replace(",", "")) for cell in row.split("|")[2:7])
     assert total == pytest.approx(share + all_reduce, abs=0.11)
     assert min(whole, share, together) > 0 and float(row.split("|")[8]) < 1e-5
+
+
+def on_gpus(count, **more):
+    """Return the environment of a machine with so many GPUs, as the stand-in has it."""
+    path = os.pathsep.join(map(str, (TESTS / "stand_in", TESTS, *filter(None, [os.environ.get("PYTHONPATH")]))))
+    return os.environ | {"PYTHONPATH": path, "STAND_IN_GPUS": str(count), **more}
+
+
+def test_each_rank_has_a_gpu_of_its_own_and_ends_on_the_bits_of_the_cpu(flags, trained, tmp_path):
+    result = launched(*flags, "--device", "cuda", "--out", tmp_path / "run", env=on_gpus(2))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("GPU 0 is taken") == result.stdout.count("GPU 1 is taken") == 1
+    assert steps(tmp_path / "run") == steps(trained[0])
+    assert weights(tmp_path / "run").tobytes() == weights(trained[0]).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (on_gpus(1), "error: 2 ranks on a machine with 1 GPUs: start one for each GPU\n"),
+        (
+            on_gpus(2, STAND_IN_NCCL="0"),
+            "error: several GPUs need NCCL (NCCL is not available): pip install nvidia-nccl-",
+        ),
+    ],
+)
+def test_too_few_gpus_or_no_nccl_is_one_line(env, message, flags, tmp_path):
+    result = launched(*flags, "--device", "cuda", "--out", tmp_path / "run", env=env)
+    assert result.returncode == 2
+    assert result.stderr.startswith(message) and result.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()

@@ -44,13 +44,16 @@ class Attention(nn.Module):
         self.num_heads = config.num_heads
         self.qkv_proj = nn.Linear(config.d_model, 3 * config.d_model, bias=config.bias)
         self.output_proj = nn.Linear(config.d_model, config.d_model, bias=config.bias)
-        self.rope = rotary_tables(config) if config.positions == "rope" else None
+        self.rotates = config.positions == "rope"
+        if self.rotates:
+            for name, angles in zip(("cos", "sin"), rotary_tables(config), strict=True):
+                self.register_buffer(name, angles, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the attended x."""
         q, k, v = self.qkv_proj(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        if self.rope is not None:
-            q, k = rotate(q, *self.rope), rotate(k, *self.rope)
+        if self.rotates:
+            q, k = rotate(q, self.cos, self.sin), rotate(k, self.cos, self.sin)
         o = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.output_proj(o.transpose(1, 2).flatten(-2))
 
@@ -140,8 +143,9 @@ def make_optimizer(model: Model) -> torch.optim.Optimizer:
 
 
 def update(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Array, targets: Array) -> float:
-    """Make a step; return its loss."""
-    loss = model(torch.from_numpy(ids), torch.from_numpy(targets))
+    """Make a step; return its loss, for which a GPU waits until all is done."""
+    device = next(model.parameters()).device
+    loss = model(torch.from_numpy(ids).to(device), torch.from_numpy(targets).to(device))
     optimizer.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), CLIP)
@@ -149,15 +153,17 @@ def update(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Array, targe
     return loss.item()
 
 
-def make_step(size: Size, weights: Weights, threads: int, *, compiled: bool = False) -> Callable[[], float]:
+def make_step(
+    size: Size, weights: Weights, threads: int, device: str = "cpu", *, compiled: bool = False
+) -> Callable[[], float]:
     """Return a function that makes one step and returns its loss."""
     torch.set_num_threads(threads)
-    model, data = make_model(size.config, weights), batches(size)
+    model, data = make_model(size.config, weights).to(device), batches(size)
     optimizer = make_optimizer(model)
     updated = torch.compile(model) if compiled else model
     return lambda: update(updated, optimizer, *next(data))
 
 
-def make_compiled_step(size: Size, weights: Weights, threads: int) -> Callable[[], float]:
+def make_compiled_step(size: Size, weights: Weights, threads: int, device: str = "cpu") -> Callable[[], float]:
     """Return the same of the compiled model."""
-    return make_step(size, weights, threads, compiled=True)
+    return make_step(size, weights, threads, device, compiled=True)

@@ -35,11 +35,25 @@ def measure_training(
     contender: str, size: dict[str, Any], weights: str, threads: int, seconds: float
 ) -> dict[str, Any]:
     """Train for so many seconds; return the fields of a Timing."""
-    module, function, _ = CONTENDERS[contender]
-    make_step = getattr(importlib.import_module(f"benchmarks.{module}"), function)
+    make_step = maker(contender)
     imports_mb = peak_mb()
     step = make_step(Size.from_dict(size), load_weights(weights), threads)
     return {"imports_mb": imports_mb} | measure(step, WARM_UP, LEAST, seconds)
+
+
+def train_on(
+    device: str, contender: str, size: dict[str, Any], weights: str, threads: int, steps: int
+) -> dict[str, list[float]]:
+    """Make so many steps on a device; return their losses, and the seconds that each took."""
+    step = maker(contender)(Size.from_dict(size), load_weights(weights), threads, device)
+    made = [timed(step) for _ in range(steps)]
+    return {"losses": [loss for _, loss in made], "times_s": [seconds for seconds, _ in made]}
+
+
+def maker(contender: str) -> Callable[..., Callable[[], Any]]:
+    """Import the function that makes a contender's step, and with it all that the contender needs."""
+    module, function, _ = CONTENDERS[contender]
+    return getattr(importlib.import_module(f"benchmarks.{module}"), function)
 
 
 def measure(step: Callable[[], Any], warm_up: int, least: int, seconds: float) -> dict[str, Any]:

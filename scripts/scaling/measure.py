@@ -66,7 +66,7 @@ def timed(beginning: Ranks, its_ranks: Ranks, size: Size, rows: slice, repeats: 
 
     All `beginning` ranks make theirs at once, and those that a trainer has as its ranks share each.
     """
-    trainer = make_trainer(size, TransformerLM(size.config, rng=SEED).state_dict(), 1, its_ranks)
+    trainer = make_trainer(size, TransformerLM(size.config, rng=SEED).state_dict(), 1, ranks=its_ranks)
     data, losses = batches(size), []
 
     def step() -> None:

@@ -5,6 +5,7 @@ a GPU: there CuPy 14 is imported as ever, and whatever it is asked for first fai
 """
 
 import os
+import sys
 from types import SimpleNamespace
 
 from strict_array import StrictArray as ndarray
@@ -15,7 +16,26 @@ class CUDARuntimeError(RuntimeError):
     """What CUDA refuses."""
 
 
-cuda = SimpleNamespace(runtime=SimpleNamespace(CUDARuntimeError=CUDARuntimeError))
+class Device:
+    """One of the GPUs of a machine; whoever takes one says so."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def use(self):
+        print(f"GPU {self.number} is taken", file=sys.__stdout__, flush=True)
+
+
+__version__ = "14.2.0"
+runtime = SimpleNamespace(
+    CUDARuntimeError=CUDARuntimeError,
+    getDevice=lambda: 0,
+    getDeviceCount=lambda: int(os.environ.get("STAND_IN_GPUS", "1")),
+    getDeviceProperties=lambda device: {"name": b"a stand-in"},
+    driverGetVersion=lambda: 13000,
+    runtimeGetVersion=lambda: 12090,
+)
+cuda = SimpleNamespace(runtime=runtime, Device=Device)
 
 
 def asarray(x):
