@@ -86,6 +86,7 @@ def main(folder):
         del sys.modules[name]  # the tests import it with checks of types
     breaker = Breaker(exercises)
     files = sorted({str(exercise.mutation.tests) for exercise in exercises})
+    os.environ.pop("PYTEST_ADDOPTS", None)  # such as -n 2: the processes are forked here
     quiet = ["--override-ini=addopts=", "-qq", "--disable-warnings", "--capture=no", "-p", "no:cacheprovider"]
     with open(os.devnull, "w") as nowhere:
         out, sys.stdout = sys.stdout, nowhere

@@ -1,5 +1,7 @@
 """Types and shapes of every signature are checked while tests run, and Hypothesis has a quick and a deep profile."""
 
+import functools
+import inspect
 import os
 import typing
 
@@ -19,7 +21,34 @@ def check_types(function):
     """
     if typing.Self in function.__annotations__.values() or "<locals>" in function.__qualname__:
         return function
-    return beartype(function, conf=BeartypeConf(is_pep484_tower=True))
+    return beartype(function, conf=BeartypeConf(is_pep484_tower=True, violation_type=TypeError))
+
+
+jaxtyped = jaxtyping.jaxtyped
+
+
+def jaxtyped_for_axes(**options):
+    """Return the import hook's decorator. Where no type has axes, which jaxtyping compares, `check_types` does alone.
+
+    Most calls are of such functions, and jaxtyping would take most of the time of the tests to bind their arguments.
+    """
+    of_axes = jaxtyped(**options)
+
+    def decorate(decorated):
+        if not inspect.isfunction(decorated) or "jaxtyping" in repr(decorated.__annotations__):
+            return of_axes(decorated)
+        checked = check_types(decorated)
+
+        @functools.wraps(decorated)
+        def function(*args, **kwargs):
+            return (decorated if jaxtyping.config.jaxtyping_disable else checked)(*args, **kwargs)
+
+        return function
+
+    return decorate
+
+
+jaxtyping.jaxtyped = jaxtyped_for_axes  # the name by which the hook's code calls it
 
 
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

@@ -159,6 +159,7 @@ def fates_of(mutants: list[Mutant], jobs: int) -> list[tuple[Mutant, str]]:
     """Return the fate of each mutant: killed, survived or hung. Raise ValueError if the tests fail without any."""
     files = dict.fromkeys(file for mutant in mutants for file in test_files(mutant.module))
     os.environ["HYPOTHESIS_PROFILE"] = "mutants"
+    os.environ.pop("PYTEST_ADDOPTS", None)  # such as -n 2: the processes are forked here
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
     # The package was imported here without the checks of types that the tests add: they import it again.
