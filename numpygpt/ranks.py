@@ -124,7 +124,7 @@ class MPIRanks(Ranks):
         """Make each vector the sum of all ranks' vectors, in place, to the same bits on all."""
         for vector in vectors:
             if isinstance(vector, np.ndarray):
-                self.comm.Allreduce(self._mpi.IN_PLACE, vector)
+                self.comm.Allreduce(self._mpi.IN_PLACE, vector)  # (1), of gradients
             else:
                 self._nccl.all_reduce(vector, vector)
 
