@@ -25,6 +25,7 @@ from numpygpt.train import Trainer
 PRODUCTS, AROUND = "matrix products (np.matmul)", "einsum besides: sums, copies, views"
 LAYERS, OPTIMISER = "layers besides: elementwise work, gathering", "optimiser: zero, clip, step"
 REST = "between the layers"
+DIRECTIONS = {"forward": "forward", "backward": "backward", "mean": "forward"}  # the last is CrossEntropy's
 
 Key = tuple[str, str, str]  # layer, direction, kind
 Part = tuple[str, str, str, float]  # and milliseconds
@@ -44,7 +45,7 @@ class Stopwatch:
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             if kind == LAYERS:
-                where = (type(args[0]).__name__, function.__name__)
+                where = (type(args[0]).__name__, DIRECTIONS[function.__name__])
             else:
                 where = self.stack[-1] if name is None else (name, "")
             self.stack.append(where)
@@ -74,7 +75,7 @@ class Stopwatch:
         while classes:
             cls = classes.pop()
             classes += cls.__subclasses__()
-            for method in {"forward", "backward"} & vars(cls).keys():
+            for method in DIRECTIONS.keys() & vars(cls).keys():
                 setattr(cls, method, self.wrap(vars(cls)[method], LAYERS))
         self.wrap_everywhere(einsum, AROUND)
         np.matmul = self.wrap(np.matmul, PRODUCTS)  # type: ignore[assignment]
