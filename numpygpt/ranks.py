@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from numpygpt.array import Array
+from numpygpt.device import cupy_with_gpu
 from numpygpt.extras import need
 from numpygpt.forks import portable
 from numpygpt.threads import affinity, usable_cores
@@ -134,16 +135,20 @@ class MPIRanks(Ranks):
         return max(1, usable_cores(set().union(*machine.allgather(affinity()))) // machine.size)
 
     def take_gpu(self) -> None:
-        """Make a GPU of this machine this rank's own. ValueError if there are too few, or NCCL is missing."""
-        machine, cuda = self._machine(), importlib.import_module("cupy").cuda
-        if machine.size > (count := cuda.runtime.getDeviceCount()):  # NCCL wants a GPU for each
-            raise ValueError(f"{machine.size} ranks on a machine with {count} GPUs: start one for each GPU")
-        cuda.Device(machine.rank).use()
-        try:
-            distributed = importlib.import_module("cupyx.distributed")
-            self._nccl = distributed.init_process_group(self.size, self.rank, use_mpi=True)
-        except (ImportError, RuntimeError) as error:
-            raise ValueError(f"several GPUs need NCCL ({error}): pip install nvidia-nccl-cu12, or -cu13") from error
+        """Make a GPU of this machine this rank's own. ValueError, on all ranks, if one can't have it or lacks NCCL."""
+        machine = self._machine()
+
+        def take() -> None:
+            cuda = cupy_with_gpu().cuda
+            if machine.size > (count := cuda.runtime.getDeviceCount()):  # NCCL wants a GPU for each
+                raise ValueError(f"{machine.size} ranks on a machine with {count} GPUs: start one for each GPU")
+            if not importlib.import_module("cupy.cuda.nccl").available:
+                raise ValueError("several GPUs need NCCL: pip install nvidia-nccl-cu12, or -cu13")
+            cuda.Device(machine.rank).use()
+
+        self.together(take)
+        distributed = importlib.import_module("cupyx.distributed")
+        self._nccl = distributed.init_process_group(self.size, self.rank, use_mpi=True)
 
     def _machine(self) -> Any:
         return self.comm.Split_type(self._mpi.COMM_TYPE_SHARED)

@@ -228,7 +228,7 @@ def test_each_rank_has_a_gpu_of_its_own_and_ends_on_the_bits_of_the_cpu(flags, t
         (on_gpus(1), "error: 2 ranks on a machine with 1 GPUs: start one for each GPU\n"),
         (
             on_gpus(2, STAND_IN_NCCL="0"),
-            "error: several GPUs need NCCL (NCCL is not available): pip install nvidia-nccl-",
+            "error: several GPUs need NCCL: pip install nvidia-nccl-cu12, or -cu13\n",
         ),
     ],
 )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = {path.stem: path for path in sorted((ROOT / "numpygpt" / "layers").glob("[a-z]*.py"))}
-OTHERS = "model", "special", "optim", "precision", "einsum", "replica", "train"
+OTHERS = "model", "special", "optim", "precision", "einsum", "replica", "ranks", "train"
 MODULES |= {name: ROOT / "numpygpt" / f"{name}.py" for name in OTHERS}
 
 # In every module the functions of one name, and in some what they compute with.
@@ -15,8 +15,10 @@ BACKWARD = {name: {"backward"} for name in MODULES} | {
     "optim": {"bounds", "pieces", "cut", "squares", "grad_norm", "clip_grad_norm", "cosine_schedule"}
     | {"zero_grad", "step", "update_share", "update"},  # of Adam
     "precision": {"products_in", "inverse", "step_made", "step_skipped"},
-    "replica": {"begin", "wait", "end", "mend", "__iadd__", "__getitem__", "add_gradients", "optimize", "deal"},
-    "train": {"add_gradients"},
+    "replica": {"begin", "turn", "mend", "add", "finish", "__iadd__", "__getitem__", "zero_grad"}  # of gradients
+    | {"add_gradients", "optimize", "deal"},
+    "ranks": {"rows", "together", "from_first"},
+    "train": {"add_gradients", "update", "losses"},
 }
 FORWARD = {name: {"forward"} for name in MODULES} | {
     "activation": {"forward", "sigmoid"},
@@ -31,9 +33,9 @@ FORWARD = {name: {"forward"} for name in MODULES} | {
 
 # The tests of a module are tests/test_<module>.py (or this) and tests/test_refusals.py, or instead of the second these.
 OWN_TESTS = {"replica": "threads"}
-MORE_TESTS = {"special": ["activation"], "optim": [], "precision": [], "einsum": []}
+MORE_TESTS = {"special": ["activation"], "optim": [], "precision": [], "ranks": [], "einsum": []}
 MORE_TESTS |= {name: ["refusals", "device"] for name in ("cross_entropy", "dropout")}  # what NumPy alone lets pass
-MORE_TESTS |= {"replica": ["train", "device", "precision"], "train": ["threads", "precision"]}
+MORE_TESTS |= {"replica": ["train", "device", "precision"], "train": ["threads", "ranks", "precision"]}
 MORE_TESTS |= {name: ["refusals", "cache"] for name in ("attention", "block", "model")}
 # But not those that try many models or train for long: what they kill dies by a smaller one beside them.
 SLOW = {"model": ["every_combination", "parameter_by_parameter", "dtype_of"]}

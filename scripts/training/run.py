@@ -92,7 +92,11 @@ class Run:
             self.args, self.model, self.tokenizer = start.args, start.model, start.tokenizer
             self.flags = {name: value for name, value in vars(self.args).items() if name not in FREE}
             self.sample_rng = generators(self.args.seed)[1]
+            if self.args.device != "cpu":
+                ranks.take_gpu()
             ranks.together(lambda: self.make_trainer(start))
+            if start.found is not None:
+                self.restore(start.found)
             self.losses_per_character = per_character(1.0, self.trainer.validation_tokens[1:], self.tokenizer)
             ranks.from_first(self.open_folder)
             undo.pop_all()
@@ -121,9 +125,7 @@ class Run:
         return Start(args, found, model, tokenizer, encode_corpus(args, tokenizer, found, undo))
 
     def make_trainer(self, start: Start) -> None:
-        """Make the trainer, and bring it to where it was."""
-        if self.args.device != "cpu":
-            self.ranks.take_gpu()
+        """Make the trainer, on the device of the run."""
         self.model.to(self.args.device)
         self.tokens, self.tokens_header = open_tokens(start.tokens, self.tokenizer), read_header(start.tokens)
         training, held_out = split(self.tokens, self.args.context_length)
@@ -133,8 +135,6 @@ class Run:
         config = TrainConfig(**of_class(self.flags, TrainConfig))
         self.trainer = Trainer(self.model, training, held_out, config, self.args.threads, self.ranks)
         self.saved_at: int | None = None
-        if start.found is not None:
-            self.restore(start.found)
 
     def open_folder(self) -> None:
         """Open the log, and write down what this run is."""
@@ -145,12 +145,16 @@ class Run:
 
     def restore(self, found: Path) -> None:
         """Bring the trainer to where it was at the checkpoint `found`."""
-        saved, state = checkpoint.load(found)
-        if self.args.lora is None:
-            here = self.model.flat.value
-            self.model.load_state_dict({name: np.asarray(x, like=here) for name, x in saved.state_dict().items()})
-        checkpoint.load_optimizer(found, self.trainer.optimizer)
-        self.trainer.load_state_dict(state["trainer"])
+
+        def read() -> dict[str, Any]:
+            saved, state = checkpoint.load(found)
+            if self.args.lora is None:
+                here = self.model.flat.value
+                self.model.load_state_dict({name: np.asarray(x, like=here) for name, x in saved.state_dict().items()})
+            checkpoint.load_optimizer(found, self.trainer.optimizer)
+            return state["trainer"]
+
+        self.trainer.load_state_dict(self.ranks.together(read)[self.ranks.rank])
         self.saved_at = self.trainer.step
 
     def save(self, validation_loss: float | None = None) -> None:

@@ -6,6 +6,7 @@ a GPU: there CuPy 14 is imported as ever, and whatever it is asked for first fai
 
 import os
 import sys
+import types
 from types import SimpleNamespace
 
 from strict_array import StrictArray as ndarray
@@ -36,6 +37,9 @@ runtime = SimpleNamespace(
     runtimeGetVersion=lambda: 12090,
 )
 cuda = SimpleNamespace(runtime=runtime, Device=Device)
+nccl = types.ModuleType("cupy.cuda.nccl")
+nccl.available = os.environ.get("STAND_IN_NCCL") != "0"
+sys.modules["cupy.cuda.nccl"] = nccl
 
 
 def asarray(x):

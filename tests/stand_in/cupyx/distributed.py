@@ -1,7 +1,5 @@
 """NCCL's part, played by MPI: sums of strict arrays."""
 
-import os
-
 import numpy as np
 from strict_array import StrictArray
 
@@ -22,8 +20,6 @@ class Backend:
 
 def init_process_group(n_devices, rank, *, backend="nccl", host=None, port=None, use_mpi=False):
     """Return a communicator, as cupyx/distributed/_init.py does."""
-    if os.environ.get("STAND_IN_NCCL") == "0":
-        raise RuntimeError("NCCL is not available")
     from mpi4py import MPI
 
     assert use_mpi and (n_devices, rank) == (MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank)
