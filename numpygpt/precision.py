@@ -53,7 +53,9 @@ def matmul(a: Array, b: Array) -> Array:
 
     NumPy has no BLAS for halves, so there they are widened again: (1) by the float32 product, at more than its cost.
     CuPy has them multiplied as they are: one matrix by another with `CUBLAS_COMPUTE_32F`, which adds in float32, and
-    batches widened as here (14.2, `_core/_routines_linalg.pyx`, `tensordot_core_v11` and `matmul`).
+    batches widened as here (14.2, `_core/_routines_linalg.pyx`, `tensordot_core_v11` and `matmul`). But where cuBLAS
+    cuts a long sum in parts, it may round each part to a half before it adds them, unless its handle is set to
+    `CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION`, which CuPy leaves alone.
     """
     if _dtype.get() == "float32" or not a.dtype == b.dtype == np.float32:
         return np.matmul(a, b)

@@ -98,3 +98,14 @@ def test_the_mean_divides_by_the_full_count():
     targets = np.array([[0, 1, 2], [3, 4, 0]])
     each = [CrossEntropy()(x, y) for x, y in zip(logits.reshape(6, 1, 5), targets.reshape(6, 1), strict=True)]
     assert CrossEntropy()(logits, targets) == pytest.approx(sum(each) / 6)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint64])
+def test_a_target_of_any_type_of_integer_is_read_as_the_number_it_is(dtype):
+    # 200 tokens and the ignored -1 lie outside int8 and uint8; the largest uint64 is -1 when read as int64.
+    loss, targets = CrossEntropy(ignore_index=-1), np.array([3, 100], dtype)
+    logits = np.random.default_rng(0).standard_normal((2, 200))
+    assert loss(logits, targets) == loss(logits, np.array([3, 100]))
+    bad = -2 if dtype is np.int8 else np.iinfo(dtype).max
+    with pytest.raises(IndexError, match=rf"target {bad} is outside 0\.\.199"):
+        loss(logits, np.array([3, bad], dtype))

@@ -176,6 +176,23 @@ def test_a_gradient_that_is_not_finite_is_named_where_backward_met_it_first():
         trainer.run()
 
 
+@pytest.mark.parametrize("ignore", [None, 0])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_wrong_target_changes_neither_weights_nor_optimizer_and_the_next_step_is_as_ever(threads, ignore):
+    trainer, untroubled = (make_trainer(threads=threads, accumulate=2) for _ in range(2))
+    trainer.loss, untroubled.loss = (CrossEntropy(ignore_index=ignore) for _ in range(2))
+    inputs, targets = np.arange(32).reshape(4, 8) % 7, np.arange(1, 33).reshape(4, 8) % 7
+    wrong = targets.copy()
+    wrong[3, 7] = 7
+    with pytest.raises(IndexError, match=r"target 7 is outside 0\.\.6"):
+        trainer.update(inputs, wrong)
+    assert (trainer.step, trainer.optimizer.t) == (0, 0)
+    assert np.array_equal(trainer.model.flat.value, untroubled.model.flat.value)
+    assert not any(moments.any() for moments in (*trainer.optimizer.m, *trainer.optimizer.v))
+    assert trainer.update(inputs, targets) == untroubled.update(inputs, targets)
+    assert np.array_equal(trainer.model.flat.value, untroubled.model.flat.value)
+
+
 def gradients(accumulate, dropout=0.0, ignore=None):
     trainer = make_trainer(dropout, batch_size=5, accumulate=accumulate)
     inputs, targets = np.arange(40).reshape(5, 8) % 7, np.arange(1, 41).reshape(5, 8) % 7
