@@ -9,9 +9,9 @@ flat vector of gradients makes them the gradient of the whole batch. All have th
 optimiser makes the same step on each, and weights need never be sent again.
 
 **What keeps ranks together.** A collective call waits for all ranks. One that has failed alone would leave the others
-waiting for ever, so nothing that can fail lies between two collective calls but inside `together`, which tells all
-ranks of a failure on one. What fails elsewhere ends the others, too (`ending_together`), and the launcher ends all if a
-process dies.
+waiting for ever, so what can be expected to fail on one is called by `together`, which tells all ranks of it. No
+collective call may lie inside: one that has failed would miss it, and meet the others in another. What fails elsewhere
+ends the others, too (`ending_together`), and the launcher ends all if a process dies.
 
 Ranks are started by MPI's launcher, `mpiexec -n 4 python scripts/train_shakespeare.py`, and talk through mpi4py. Arrays
 on GPUs are summed by NVIDIA's NCCL, through CuPy; each rank needs a GPU of its own.
@@ -100,7 +100,7 @@ class Ranks:
         for rank, other in enumerate(everywhere):
             for name in sorted(everywhere[0].keys() | other.keys()):
                 first, here = everywhere[0].get(name), other.get(name)
-                if first != here:
+                if repr(first) != repr(here):  # NaN isn't equal to itself
                     raise RanksDiffer(f"{name} is {first!r} on rank 0, but {here!r} on rank {rank}")
 
 
@@ -186,7 +186,8 @@ class MPIRanks(Ranks):
         return True
 
     def _end_all(self, message: str, status: Any) -> None:
-        print(f"rank {self.rank}: {message}", end="", file=sys.__stderr__, flush=True)
+        if message:  # rank 0 has said it already
+            print(f"rank {self.rank}: {message}", end="", file=sys.__stderr__, flush=True)
         self.comm.Abort(status if isinstance(status, int) else 1)
 
 

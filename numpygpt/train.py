@@ -335,7 +335,10 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state`. Raises ValueError, before any change, if it isn't this trainer's."""
+        """Go on from `state`. Raises ValueError, before any change, if it isn't this trainer's.
+
+        Of several ranks, all call it.
+        """
         if missing := self.state_dict().keys() - state.keys():
             raise ValueError(f"the state lacks {sorted(missing)}: it was saved by another version of this program")
         step, best_loss, generators = state["step"], state["best_loss"], state["generators"]

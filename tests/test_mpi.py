@@ -154,6 +154,31 @@ def test_a_rank_with_another_configuration_ends_all(others, status, message, fla
     assert not (tmp_path / "run").exists()
 
 
+def test_a_mistake_on_the_first_rank_alone_is_said_once(flags, tmp_path):
+    out = ["--out", tmp_path / "run"]
+    line = [LAUNCHER, "-n", "1", *command(*flags, *out, "--stepz", 3), ":", "-n", "1", *command(*flags, *out)]
+    result = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: unrecognized arguments: --stepz 3") and "rank 0: " not in result.stderr
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_ranks_that_see_different_files_end_with_a_line(resume, flags, trained, tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    args = command(*([] if resume else flags), "--out", "run", *["--resume"] * resume)
+    if resume:
+        shutil.copytree(trained[0], tmp_path / "here" / "run")
+        shutil.copytree(trained[0], tmp_path / "there" / "run")
+        for folder in checkpoint.checkpoints(tmp_path / "there" / "run"):
+            shutil.rmtree(folder)
+    one, other = (["-n", "1", "-wdir", str(tmp_path / name), *args] for name in ("here", "there"))
+    result = subprocess.run([LAUNCHER, *one, ":", *other], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    line = "step-00000030/model.safetensors" if resume else "run/tokens.bin isn't there on rank 1: all ranks must see"
+    assert result.stderr.splitlines()[-1].startswith("error: ") and line in result.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

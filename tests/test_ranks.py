@@ -133,7 +133,7 @@ def test_what_is_raised_on_one_is_raised_on_all():
 
 def test_a_rank_that_differs_is_named():
     def check(ranks):
-        ranks.check_alike({"--lr": 1.0, "--steps": None})
+        ranks.check_alike({"--lr": 1.0, "--steps": None, "--beta1": float("nan")})
         ranks.check_alike({"--lr": 1.0 + (ranks.rank == 2)})
 
     with pytest.raises(RanksDiffer, match=r"^--lr is 1\.0 on rank 0, but 2\.0 on rank 2$"):

@@ -168,17 +168,9 @@ class GELU(Module):
             self.saved = x, cdf
             return x * cdf  # (1)
         c = np.clip(x, -10, 10)
-        u = c * c
-        u *= 0.044715
-        u += 1
-        u *= c
-        u *= math.sqrt(2 / math.pi)
-        t = np.tanh(u, out=u)  # (3)
+        t = np.tanh(math.sqrt(2 / math.pi) * c * (1 + 0.044715 * c * c))  # (3)
         self.saved = c, t
-        y = 1 + t
-        y *= 0.5  # before x, which may be as large as can be
-        y *= x  # (4)
-        return y
+        return 0.5 * x * (1 + t)  # (4)
 
     def backward(self, dy: Float[Array, "..."]) -> Float[Array, "..."]:
         """Return the gradient of x."""
@@ -187,19 +179,8 @@ class GELU(Module):
             x, cdf = self.saved
             return dy * (cdf + x * normal_pdf(x))  # (A), (2)
         c, t = self.saved
-        dx = c * c
-        dx *= 3 * 0.044715
-        dx += 1
-        dx *= math.sqrt(2 / math.pi)  # du/dx
-        dtanh = t * t
-        np.subtract(1, dtanh, out=dtanh)
-        dx *= dtanh
-        dx *= c
-        dx += t
-        dx += 1
-        dx *= 0.5  # (5)
-        dx *= dy  # (A)
-        return dx
+        slope = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * c * c)  # du/dx
+        return dy * (0.5 * (1 + t) + 0.5 * c * (1 - t * t) * slope)  # (A), (5)
 
 
 ACTIVATIONS = {

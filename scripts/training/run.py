@@ -126,6 +126,8 @@ class Run:
 
     def make_trainer(self, start: Start) -> None:
         """Make the trainer, on the device of the run."""
+        if not start.tokens.exists():  # on rank 0 it does
+            raise ValueError(f"{start.tokens} isn't there on rank {self.ranks.rank}: all ranks must see the same files")
         self.model.to(self.args.device)
         self.tokens, self.tokens_header = open_tokens(start.tokens, self.tokenizer), read_header(start.tokens)
         training, held_out = split(self.tokens, self.args.context_length)
