@@ -78,7 +78,10 @@ class Ranks:
         return slice(start, start + least + (self.rank < more))
 
     def together(self, function: Callable[[], Any]) -> list[Any]:
-        """Return what the function returns on each rank, in their order. What it raises on one is raised on all."""
+        """Return what the function returns on each rank, in their order. What it raises on one is raised on all.
+
+        It must not wait for other ranks itself.
+        """
         result, error = attempt(function)
         answers = self.gather((result, error and portable(error)))
         for failed in (error, *(error for _, error in answers)):

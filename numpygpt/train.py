@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import hashlib
 import itertools
 import math
 import operator
@@ -15,6 +16,7 @@ import numpy as np
 
 from numpygpt.array import Array, check_not_negative, check_positive
 from numpygpt.data import Ids, random_batch, sequential_batches
+from numpygpt.device import mover
 from numpygpt.finite import first_not_finite
 from numpygpt.layers.cross_entropy import CrossEntropy
 from numpygpt.model import TransformerLM
@@ -318,6 +320,14 @@ class Trainer:
                 reason = f": {first} is not finite, the first to be so" if first else ""
                 raise FloatingPointError(f"the validation loss after step {self.step} is {total}{reason}")
         return total, count
+
+    def check_alike(self) -> None:
+        """Raise RanksDiffer, on all ranks, unless all have the same weights, to the bit. All call it."""
+        if self.ranks.size > 1:
+            weights = hashlib.sha256()
+            for buffer in self.model.buffers():
+                weights.update(mover("cpu")(buffer.value))
+            self.ranks.check_alike({f"the hash of the weights after step {self.step}": weights.hexdigest()})
 
     def state_dict(self) -> dict[str, Any]:
         """Return, as JSON holds it, all that the next step depends on besides the weights and the moments.

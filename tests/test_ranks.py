@@ -10,6 +10,7 @@ import pytest
 from thread_ranks import on_ranks
 
 from numpygpt import ranks
+from numpygpt.adapters import add_lora
 from numpygpt.config import TransformerConfig
 from numpygpt.data import random_batch
 from numpygpt.layers.cross_entropy import CrossEntropy
@@ -138,6 +139,22 @@ def test_a_rank_that_differs_is_named():
 
     with pytest.raises(RanksDiffer, match=r"^--lr is 1\.0 on rank 0, but 2\.0 on rank 2$"):
         on_ranks(3, check)
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+def test_weights_that_differ_by_a_bit_are_found_out(adapters):
+    def run(ranks):
+        trainer = make_trainer(ranks)
+        if adapters:  # they lie in a buffer of their own, beside frozen weights that stay the same
+            add_lora(trainer.model, 2, rng=0)
+        trainer.check_alike()
+        if ranks.rank == 1:
+            weight = trainer.model.buffers()[-1].value
+            weight[-1] = np.nextafter(weight[-1], 9)
+        with pytest.raises(RanksDiffer, match=r"the hash of the weights after step 0 is '.*' on rank 0, but '.*' on"):
+            trainer.check_alike()
+
+    on_ranks(2, run)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
